@@ -179,6 +179,8 @@ def read_text_layers(work: TextWork, model: str, go_on: GoOn) -> Prepared:
     """
     if work.text_layer == "never":
         raise TaskNotSupported(f"{model} writes no text, and the text layer is not to be used", field="text.text_layer")
+    if work.json_schema:
+        raise TaskNotSupported(f"{model} writes no text, and none by a schema", field="text.json_schema")
     found: list[Extraction] = []
     taken = 0
     for index in range(len(work.texts)):

@@ -167,7 +167,8 @@ class TextWork:
 
     `instruction`: what the model is asked for, or a task of its own by its name. `region`: the part of the image that is asked
     about, left, top, right and bottom in pixels. `text_layer`: "prefer" answers pages that have a text layer with it, "only" never
-    asks the model, "never" asks it for all pages.
+    asks the model, "never" asks it for all pages. `json_schema`, itself JSON: each answer is JSON of that schema, and the model
+    is asked for all pages; empty: answers of any form.
     """
 
     texts: list[str]
@@ -177,6 +178,7 @@ class TextWork:
     instruction: str = ""
     region: tuple[float, float, float, float] | None = None
     parts: Mapping[int, Parts] = field(default_factory=dict)
+    json_schema: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,6 +222,16 @@ def test_extract_written(run: Run, router: FakeRouter) -> None:
         assert run(*arguments, "--stream", *wrong).code == 2
 
 
+def test_extract_by_a_schema(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+    schema, photo = tmp_path / "schema.json", tmp_path / "photo.png"
+    schema.write_text('{"type": "object", "properties": {"b": {}, "a": {}}}')
+    Image.new("RGB", (20, 10)).save(photo)
+    for arguments in (("written", MODEL, "Ada sails"), ("read", MODEL, photo)):
+        run("extract", *arguments, "--schema", schema, "--json").json()
+        assert router.calls[-1].request.text.json_schema == schema.read_text()  # type: ignore[attr-defined]
+        assert run("extract", *arguments, "--schema", tmp_path / "none.json").code == 2
+
+
 def test_extract_read(run: Run, router: FakeRouter, tmp_path: Path) -> None:
     photo = tmp_path / "photo.png"
     Image.new("RGB", (20, 10)).save(photo)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import transformers
+from tokenizers import Tokenizer
 
 from libs.models.generation.rules import Ids
 from tests.generation.checkpoints import CAUSAL, written
@@ -28,6 +30,20 @@ def write(name: str, directory: Path, generation: Mapping[str, object] | None = 
     if name in CAUSAL:
         (directory / "chat_template.jinja").write_text(TEMPLATE)
     return model
+
+
+def write_ending(name: str, directory: Path, **generation: object) -> None:
+    """As `write`, of 512 positions, with a token that ends answers. Lists of generation_config.json are tokens' texts."""
+    write(name, directory)
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    ids = {key: [tokenizer.token_to_id(token) for token in value] for key, value in generation.items() if isinstance(value, list)}
+    _edit(directory / "generation_config.json", {"eos_token_id": tokenizer.token_to_id("<|im_end|>"), **generation, **ids})
+    _edit(directory / "config.json", {"max_position_embeddings": 512})
+    _edit(directory / "tokenizer_config.json", {"model_max_length": 512})
+
+
+def _edit(file: Path, values: Mapping[str, object]) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | dict(values)))
 
 
 def reference(model: transformers.PreTrainedModel, directory: Path, text: str, most: int, instruction: str = "") -> str:

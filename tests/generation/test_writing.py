@@ -15,7 +15,7 @@ import transformers
 from libs.errors import InvalidInput, ModelBroken, NoCapacity
 from libs.kernels.paged import PAGE
 from libs.models.generation import DecodeLoop, Finish, Request, Settings, Writer, load_writer
-from libs.models.generation.rules import Ids
+from libs.models.generation.rules import Bits, Ids
 from tests.generation.checkpoints import CAUSAL, SEQ2SEQ, VOCABULARY, prompts, write, written
 from tests.kernels.ways import use_dense
 
@@ -218,8 +218,8 @@ def test_a_grammar_and_a_bound_on_ids_decide_what_may_follow(llama: tuple[transf
     _, writer = llama
     ids = prompts(2)[1]
 
-    def even(text: Ids) -> Ids:
-        return np.arange(len(text) % 2, VOCABULARY, 2, dtype=np.int32)
+    def even(text: Ids) -> Bits:
+        return np.packbits(np.arange(VOCABULARY) % 2 == len(text) % 2, bitorder="little")
 
     text, _ = finished(DecodeLoop(writer, 4), [Request(ids, most=10, allows=even)])[0]
     assert [token % 2 for token in text] == [0, 1] * 5

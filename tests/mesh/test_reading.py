@@ -89,6 +89,22 @@ def test_florence(name: str, client: shoal.Client, models: tuple[Path, dict[str,
     assert {region.label for region in found[0].regions} <= {"a lorry", "a cat"}
 
 
+def test_texts_are_read_along_and_regions_are_not(client: shoal.Client) -> None:
+    images = pictures() * 4
+    for kind, is_text in (("detailed_caption", True), ("ocr_regions", False)):
+        task = shoal.ReadText(kind=kind, max_tokens=200)
+        parts = list(client.extract_stream(FLORENCE, images, task))
+        result = parts.pop()
+        assert isinstance(result, shoal.ExtractResult)
+        assert [one.text for one in result] == [one.text for one in client.extract(FLORENCE, images, task)]
+        told = [""] * len(images)
+        for part in parts:
+            assert isinstance(part, shoal.Delta)
+            told[part.item] += part.text
+        assert any(told) == is_text
+        assert all(text in ("", one.text) for text, one in zip(told, result, strict=True))
+
+
 def test_lines_and_forms(client: shoal.Client, models: tuple[Path, dict[str, Any]]) -> None:
     root, made = models
     images = pictures()[:3]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 import shoal
@@ -14,14 +16,14 @@ import transformers
 from shoal import errors
 from shoal.tasks import Document
 
-from tests.generation.served import reference, write
+from tests.generation.served import reference, write, write_ending
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support import pdfs
 from tests.support.cluster import Cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-CHAT, SUMMARY, ENCODER = "random/qwen3-chat", "random/t5-writes", "random/bert-beside"
+CHAT, SUMMARY, FORMS, ENCODER = "random/qwen3-chat", "random/t5-writes", "random/qwen3-forms", "random/bert-beside"
 TEXTS = ["the first text", "another one, which is longer than the first", "a third"]
 LONG = shoal.ReadText(max_tokens=2000)
 
@@ -30,6 +32,7 @@ LONG = shoal.ReadText(max_tokens=2000)
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, transformers.PreTrainedModel]]:
     root = tmp_path_factory.mktemp("writers")
     made = {CHAT: write("qwen3", root / CHAT), SUMMARY: write("t5", root / SUMMARY)}
+    write_ending("qwen3", root / FORMS)
     write_checkpoint("bert", root / ENCODER, sentence=SentenceFiles())
     return root, made
 
@@ -66,6 +69,47 @@ def test_what_it_cannot_do_is_refused_with_its_path(client: shoal.Client) -> Non
         client.encode(CHAT, ["a text"])
     with pytest.raises(errors.TaskNotSupported, match="takes no documents"):
         client.extract(CHAT, Document(pdfs.document(["a page"])), shoal.ReadText())
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"who": {"type": "string", "maxLength": 6}, "paid": {"type": "boolean"}, "sum": {"enum": [1.5, 20]}},
+    "required": ["who", "paid", "sum"],
+    "additionalProperties": False,
+}
+
+
+async def test_answers_are_json_by_a_schema(writers: Cluster) -> None:
+    held, free = shoal.ReadText(max_tokens=90, schema=SCHEMA), shoal.ReadText(max_tokens=24)
+    async with shoal.AsyncClient(writers.address, timeout=120) as client:
+        alone = await client.extract(FORMS, TEXTS, free)
+        together = await asyncio.gather(*(client.extract(FORMS, TEXTS, task) for task in (held, free) * 4))
+        for answers in together[0::2]:
+            assert [one.finish_reason for one in answers] == ["stop"] * 3
+            for one in answers:
+                assert one.form == json.loads(one.text)
+                jsonschema.validate(one.form, SCHEMA)
+                assert list(json.loads(one.text)) == ["who", "paid", "sum"]  # the schema's order
+        for answers in together[1::2]:
+            assert [one.text for one in answers] == [one.text for one in alone]
+            assert [one.form for one in answers] == [None] * 3
+        parts = [part async for part in client.extract_stream(FORMS, TEXTS[:1], held)]
+        assert isinstance(result := parts.pop(), shoal.ExtractResult)
+        assert "".join(part.text for part in parts if isinstance(part, shoal.Delta)) == result[0].text == together[0][0].text
+
+
+def test_schemas_that_cannot_be_held_to_are_refused_with_their_place(client: shoal.Client) -> None:
+    def refusal(model: str, schema: dict[str, object] | str, field: str = "text.json_schema") -> errors.InvalidInput:
+        with pytest.raises(errors.InvalidInput) as caught:
+            client.extract(model, TEXTS, shoal.ReadText(schema=schema))
+        assert caught.value.field == field
+        return caught.value
+
+    found = refusal(FORMS, SCHEMA | {"properties": {"a": {"type": "array", "uniqueItems": True}}})
+    assert "at #/properties/a: 'uniqueItems' is not served" in str(found)
+    assert "is no JSON" in str(refusal(FORMS, "{"))
+    assert isinstance(refusal(SUMMARY, SCHEMA), errors.TaskNotSupported)
+    assert isinstance(refusal(ENCODER, SCHEMA, "text"), errors.TaskNotSupported)
 
 
 async def test_encoders_are_answered_while_it_writes(writers: Cluster) -> None:

@@ -30,10 +30,12 @@ _DECODER: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 
-def write_trocr(directory: Path, *, sinusoidal: bool = False, projected: bool = False, **decoder: object) -> Any:
-    """`projected`: the encoder's width is not what the decoder attends to."""
+def write_trocr(
+    directory: Path, *, sinusoidal: bool = False, projected: bool = False, distilled: bool = False, **decoder: object
+) -> Any:
+    """`projected`: the encoder's width is not what the decoder attends to. `distilled`: the encoder is DeiT."""
     vocabulary = _tokenizer(directory, ())
-    encoder = transformers.ViTConfig(
+    encoder = (transformers.DeiTConfig if distilled else transformers.ViTConfig)(
         hidden_size=32,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -53,9 +55,10 @@ def write_trocr(directory: Path, *, sinusoidal: bool = False, projected: bool = 
         **decoder,
     }
     model = _written(directory, encoder, transformers.TrOCRConfig(**settings), start=2)
+    name, middle = ("DeiT", {"crop_size": {"height": 48, "width": 48}}) if distilled else ("ViT", {})
     processor = {
-        "image_processor_type": "ViTImageProcessor", "size": {"height": 48, "width": 48}, "image_mean": [0.5] * 3,
-        "image_std": [0.5] * 3, "resample": 2, "do_resize": True, "do_normalize": True, "do_rescale": True,
+        "image_processor_type": f"{name}ImageProcessor", "size": {"height": 48, "width": 48}, "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3, "resample": 2, **middle, "do_resize": True, "do_normalize": True, "do_rescale": True,
         "rescale_factor": 1 / 255,
     }  # fmt: skip
     (directory / "preprocessor_config.json").write_text(json.dumps(processor))
@@ -109,11 +112,7 @@ def _written(directory: Path, encoder: Any, decoder: Any, *, start: int | None) 
 def processed(directory: Path, image: bytes) -> torch.Tensor:
     """transformers' processing of an image: [1, 3, height, width]"""
     values = json.loads((directory / "preprocessor_config.json").read_text())
-    kind = (
-        transformers.ViTImageProcessorPil
-        if values.pop("image_processor_type").startswith("ViT")
-        else transformers.DonutImageProcessorPil
-    )
+    kind = getattr(transformers, f"{values.pop('image_processor_type')}Pil")
     return kind(**values)(Image.fromarray(decode(image, "image")), return_tensors="pt")["pixel_values"]
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -67,6 +68,24 @@ def test_several_images_and_texts_are_one_item(kind: str, tmp_path: Path) -> Non
         [written(reference, kind, tmp_path, [], f"It is late.\n{ASKED}", MOST)],
     ]
     assert written_for(model, *works) == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_are_json_by_a_schema(kind: str, tmp_path: Path) -> None:
+    write(kind, tmp_path)
+    images = images_for(kind)[:3]
+    name = {"type": "string", "maxLength": 8}
+    schema = {"type": "object", "properties": {"name": name, "n": {"enum": [1, 2]}}, "required": ["name", "n"]}
+    held = work_on(images, instruction=ASKED, json_schema=json.dumps(schema | {"additionalProperties": False}), max_tokens=90)
+    model = load(tmp_path)
+    found = result_of(model, held)
+    for one in found.items:
+        assert one.finish == "stop"
+        jsonschema.validate(json.loads(one.text), schema)
+        assert one.json == json.loads(one.text)
+    free = work_on(images, instruction=ASKED)
+    alone = written_for(load(tmp_path), free)
+    assert written_for(model, free, held)[0] == alone[0]  # others are as ever
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -17,7 +20,7 @@ from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, Tas
 from libs.models.generation.model import WriterModel
 from libs.models.readers.florence import FlorenceReader
 from libs.models.readers.florence_tasks import TASKS, Form, regions_of
-from libs.models.work import Part, RegionsWork, TextWork, nothing_between
+from libs.models.work import Part, RegionsWork, TextWork, WrittenIds, go_on_anyway, nothing_between
 from tests.parity.image_models import awkward_pictures, pictures
 from tests.readers import florence_models
 from tests.readers.support import MOST, apart, load, result_of, work_on, written_for
@@ -112,20 +115,68 @@ _POST: dict[Form, str] = {
 def test_answers_mean_what_transformers_reads(form: Form, tmp_path: Path) -> None:
     florence_models.write(tmp_path)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
-    post = Florence2PostProcessor({name: {} for name in _POST.values()}, tokenizer)
+    banned = {"phrase_grounding": {"banned_grounding_tokens": ["x", "two wörds"]}}
+    post = Florence2PostProcessor({name: {} for name in _POST.values()} | banned, tokenizer)
     chance = random.Random(5)
     some = 0
     for _ in range(300):
         size = (chance.randint(1, 4000), chance.randint(1, 4000))
         text = _answer(chance, form)
         found = [_known(form, each) for each in post(text=text, image_size=size, parse_tasks=[_POST[form]])[_POST[form]]]
-        ours = regions_of(text, form, *size)
+        ours = regions_of(text, form, *size, frozenset({"x", "two wörds"}))
         made = [
             (each.label, list(each.polygon) if each.polygon else [each.left, each.top, each.right, each.bottom]) for each in ours
         ]
         assert made == [one for each in found for one in each], text
         some += len(made)
     assert some > 100
+
+
+def test_phrases_that_have_no_place_are_left_out(written: tuple[Any, Path, WriterModel], tmp_path: Path) -> None:
+    _, directory, model = written
+    text = "".join(f"{phrase}<loc_1><loc_2><loc_30><loc_40>" for phrase in ("the image", "a lorry", "it", "xyz"))
+
+    def labels(model: WriterModel) -> list[str]:
+        reader = model._reader
+        assert isinstance(reader, FlorenceReader)
+        ids = np.array(reader._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        work = work_on([pictures()[0]], instruction="<CAPTION_TO_PHRASE_GROUNDING> it")
+        _, notes = reader.prepare(work, go_on_anyway)
+        return [region.label for region in reader.finish(work, notes, [WrittenIds(ids, "stop")]).items[0].regions]
+
+    # microsoft's layout has the words in code, transformers' in a file.
+    is_microsoft = "dim_embed" in json.loads((directory / "config.json").read_text())["vision_config"]
+    assert labels(model) == (["a lorry", "xyz"] if is_microsoft else ["the image", "a lorry", "it", "xyz"])
+    shutil.copytree(directory, tmp_path / "told")
+    told = {"post_processor_config": {"phrase_grounding": {"banned_grounding_tokens": ["xyz"]}}}
+    (tmp_path / "told" / "processor_config.json").write_text(json.dumps(told))
+    assert labels(load(tmp_path / "told")) == (["a lorry", "xyz"] if is_microsoft else ["the image", "a lorry", "it"])
+
+
+def test_texts_are_told_while_they_are_written_and_regions_are_not(written: tuple[Any, Path, WriterModel]) -> None:
+    _, _, model = written
+    image = pictures()[0]
+    plain = ["<CAPTION>", "<DETAILED_CAPTION>", "<MORE_DETAILED_CAPTION>", "<OCR>", "What?"]
+    for instruction in plain:
+        job = model.prepare(work_on([image, image], instruction=instruction))
+        assert model.places(job) == [(0, 0), (1, 0)]
+    for task in ("<OCR_WITH_REGION>", "<OD>", "<CAPTION_TO_PHRASE_GROUNDING> a lorry"):
+        assert model.places(model.prepare(work_on([image], instruction=task))) == ()
+    ((ids,),) = written_for(model, work_on([image], text_kind="ocr"))
+    whole = result_of(model, work_on([image], text_kind="ocr")).items[0].text
+    texts = [model.text(ids[:count]) for count in range(len(ids) + 1)]
+    assert all(whole.startswith(text) for text in texts)
+    assert len(set(texts)) > 8
+    assert texts[-1] == whole
+
+
+def test_what_may_be_left_out_is_not_told(written: tuple[Any, Path, WriterModel]) -> None:
+    _, _, model = written
+    reader = model._reader
+    assert isinstance(reader, FlorenceReader)
+    ids = reader._tokenizer.encode("a <pa b <pad> c </s", add_special_tokens=False).ids
+    whole = model.text([*ids, *reader._tokenizer.encode("> d", add_special_tokens=False).ids])
+    assert all(whole.startswith(model.text(ids[:count])) for count in range(len(ids) + 1))
 
 
 def _answer(chance: random.Random, form: Form) -> str:

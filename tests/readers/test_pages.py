@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from PIL import Image
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, TaskNotSupported
 from libs.models.readers.donut import form_of, read_processing
 from libs.models.readers.encoder_decoder import EncoderDecoderReader
-from libs.models.work import RegionsWork, TextWork, nothing_between
+from libs.models.work import RegionsWork, TextWork, WrittenIds, nothing_between
 from tests.parity.image_models import awkward_pictures, pictures
 from tests.readers.page_models import processed, write_donut, write_trocr, written
 from tests.readers.support import MOST, apart, load, result_of, work_on, written_for
@@ -26,7 +27,13 @@ QUESTION = "<s_docvqa><s_question>who pays?</s_question><s_answer>"
 THIN = ("1 x 300", "300 x 1")
 
 
-@pytest.mark.parametrize("settings", [{}, {"sinusoidal": True}, {"projected": True}, {"activation_function": "relu"}])
+SMALL = {"distilled": True, "activation_function": "relu", "scale_embedding": True}
+"""As TrOCR's small models."""
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"sinusoidal": True}, {"projected": True}, {"activation_function": "relu"}, {"distilled": True}, SMALL]
+)
 def test_trocr_writes_what_transformers_writes(settings: dict[str, Any], tmp_path: Path) -> None:
     reference = write_trocr(tmp_path, **settings)
     images = [*pictures(), *awkward_pictures().values()][:16]
@@ -91,7 +98,7 @@ def _png(pixels: np.ndarray[Any, Any]) -> bytes:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("write", [write_trocr, write_donut])
+@pytest.mark.parametrize("write", [write_trocr, partial(write_trocr, distilled=True), write_donut])
 def test_the_encoders_states(write: Any, tmp_path: Path) -> None:
     reference = write(tmp_path)
     image = pictures()[4]
@@ -142,6 +149,20 @@ def _tagged(chance: random.Random, depth: int) -> str:
     if kind < 0.4:
         return f"<s_{name}>{inner}"  # no end
     return f"<s_{name}>{inner}</s_{name}>" + chance.choice(["", "", "<sep/>"])
+
+
+def test_a_form_deeper_than_a_message_is_a_text_alone(tmp_path: Path) -> None:
+    write_donut(tmp_path, "docvqa")
+    model = load(tmp_path)
+    reader = model._reader
+    assert isinstance(reader, EncoderDecoderReader)
+    for levels, whole in ((20, True), (40, False)):
+        names = [f"<s_{'a' * number}>" for number in range(1, levels)]
+        tags = "".join(["<s_answer>", *names, "x", *(name.replace("<", "</") for name in reversed(names)), "</s_answer>"])
+        ids = np.array(reader._tokenizer.encode(tags, add_special_tokens=False).ids, np.int32)
+        found = reader._extraction("<s_docvqa>", WrittenIds(ids, "stop"))
+        assert found.text == tags
+        assert (found.json is not None) == whole
 
 
 def test_a_form_is_answered(tmp_path: Path) -> None:

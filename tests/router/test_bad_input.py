@@ -104,6 +104,11 @@ EXTRACT = {
         pb.ExtractRequest(items=[pb.Item(text="a", entities=[pb.Entity(end=1, text="a" * 1001)])], relations=RELATIONS),
         "items[0].entities[0].text",
     ),
+    "long schema": (pb.ExtractRequest(text=pb.TextTask(json_schema="é" * 16_385)), "text.json_schema"),
+    "text layers by a schema": (
+        pb.ExtractRequest(text=pb.TextTask(json_schema="{}", text_layer=pb.TextTask.TEXT_LAYER_ONLY)),
+        "text.text_layer",
+    ),
     "long label": (pb.ExtractRequest(entities=pb.EntitiesTask(labels=["a", "b" * 1025])), "entities.labels[1]"),
     "long label of a region": (pb.ExtractRequest(regions=pb.RegionsTask(labels=["b" * 1025])), "regions.labels[0]"),
     "long entity label": (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
@@ -135,6 +135,9 @@ class ReadText:
 
     `text_layer`: of documents' pages. "prefer" (default): the text that stands in the file, and the model reads pages that have
     none; "only": the model reads no page, so that any model that takes documents may be asked; "never": it reads all.
+
+    `schema`: each answer is JSON of this JSON Schema of an object, as a dict (such as pydantic's `model_json_schema()`) or as JSON;
+    `form` of an answer is what it says. Models with a chat template follow one; tell the model in `instruction` what is asked.
     """
 
     kind: Literal["caption", "detailed_caption", "ocr", "ocr_regions"] = "caption"
@@ -142,6 +145,7 @@ class ReadText:
     text_layer: TextLayer | None = None
     instruction: str = ""
     region: tuple[float, float, float, float] | None = None
+    schema: Mapping[str, object] | str | None = None
 
 
 Task = Entities | Classify | Relations | Regions | ReadText | Schema

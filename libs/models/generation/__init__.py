@@ -20,7 +20,7 @@ encoder's hidden states [tokens, hidden]; the request's prompt is then what the 
 `written.ids` are new token ids, the stop token included; under beam search all of them come when it ends. `Settings` are what
 generation_config.json says: greedy, or beams where `num_beams` asks for them. They are changed by `dataclasses.replace` and given
 in `Request.settings`; `vocabulary` bounds the ids that may be chosen. `Request.allows` is a grammar: it is called with what was
-written so far, and returns the ids that may follow (None: any).
+written so far, and returns the ids that may follow, as bits (`grammars`).
 
 A model whose encoder is something else, such as a tower of images, computes `states` itself. `families.bart.load_decoder` loads the
 decoder alone, with a table of names and the width of the states: `DECODER_WEIGHTS` for a whole BART, `DECODER_ALONE` for a decoder.

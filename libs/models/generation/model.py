@@ -147,7 +147,7 @@ class WriterModel:
     def places(self, prepared: Prepared) -> Sequence[tuple[int, int]]:
         """The item and the page (0: none) of each sequence; empty: what is written of the job is no text before it is finished."""
         notes = prepared.notes
-        if not isinstance(notes, _Notes) or notes.items is None:
+        if not isinstance(notes, _Notes) or notes.items is None or not self._reader.reads_along(notes.of_reader):
             return ()
         found: dict[int, tuple[int, int]] = {}
         for number, item in enumerate(notes.items):
@@ -272,6 +272,8 @@ def _items(work: TextWork, go_on: GoOn) -> tuple[tuple[_Item, ...], list[Parts]]
 
     An item with pages has a text for each, and no other parts. Raises InvalidInput or TaskNotSupported with a part's path.
     """
+    if work.json_schema and work.text_layer == "only":
+        raise InvalidInput("a text layer is no JSON of a schema: let the model read the pages", field="text.text_layer")
     items: list[_Item] = []
     asked: list[Parts] = []
     for parts in items_as_parts(work):
@@ -287,7 +289,7 @@ def _items(work: TextWork, go_on: GoOn) -> tuple[tuple[_Item, ...], list[Parts]]
             if not isinstance(page, Page):
                 raise InvalidInput("an item with a document has no other parts: send them as items", field=part.field)
             lengths[page.document.key] = page.document.length
-            layer = "" if work.text_layer == "never" else page.text(part.field)
+            layer = "" if work.text_layer == "never" or work.json_schema else page.text(part.field)
             if layer.strip() or work.text_layer == "only":
                 texts.append(PageText(page.number, layer, bool(layer.strip())))
             else:

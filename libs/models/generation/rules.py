@@ -7,7 +7,7 @@ scores of all sequences at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -19,8 +19,10 @@ from libs.kernels.layout import to_device
 from libs.models.generation.settings import Settings
 
 Ids = NDArray[np.int32]
-Allows = Callable[[Ids], Ids | None]
-"""A grammar: what was written, without the prompt -> the ids that may follow; None: any."""
+Bits = NDArray[np.uint8]
+"""A set of ids: bit `id % 8` of byte `id // 8`. Ids beyond its bytes are not in it."""
+Allows = Callable[[Ids], Bits]
+"""A grammar: what was written, without the prompt -> the ids that may follow, at least one."""
 
 _NONE: Final = np.zeros(0, np.int32)
 
@@ -42,7 +44,7 @@ class Edits:
     banned: Ids = field(default_factory=_none)
     only: int | None = None
     suppressed: Ids = field(default_factory=_none)
-    allowed: Ids | None = None
+    allowed: Bits | None = None
     vocabulary: int | None = None
 
 
@@ -73,15 +75,15 @@ class Rules:
         suppressed = self._suppressed
         if length == self._begin and len(self._suppressed_first):
             suppressed = np.concatenate((suppressed, self._suppressed_first))
-        return Edits(
+        edits = Edits(
             penalty=settings.repetition_penalty,
             penalised=_NONE if settings.repetition_penalty == 1.0 else np.unique(ids),
             banned=self._banned(ids),
             only=self._only(length),
             suppressed=suppressed,
-            allowed=None if self._allows is None else self._allows(ids[self._prompt :]),
             vocabulary=settings.vocabulary,
         )
+        return edits if self._allows is None else _held(edits, self._allows(ids[self._prompt :]))
 
     def _only(self, length: int) -> int | None:
         settings = self._settings
@@ -98,6 +100,17 @@ class Rules:
         if not settings.no_repeat_ngram:
             return found
         return np.concatenate((found, _completing(ids, settings.no_repeat_ngram)))
+
+
+def _held(edits: Edits, allowed: Bits) -> Edits:
+    """The edits of a token that a grammar decides. Where they would leave nothing that it allows, it goes before them."""
+    barred = np.concatenate((edits.banned, edits.suppressed))
+    barred = barred[(barred >= 0) & (barred < 8 * len(allowed))]
+    left = allowed.copy()
+    np.bitwise_and.at(left, barred >> 3, ~(np.uint8(1) << (barred & 7).astype(np.uint8)))
+    if left.any():
+        return replace(edits, only=None, allowed=left)
+    return replace(edits, only=None, banned=_NONE, suppressed=_NONE, allowed=allowed)
 
 
 def _completing(ids: Ids, size: int) -> Ids:
@@ -128,14 +141,26 @@ def apply(scores: Tensor, edits: Sequence[Edits | None]) -> None:
             scores[row] = -torch.inf
             scores[row, each.only] = 0.0
     _ban(scores, [(row, each.suppressed) for row, each in some])
+    _keep(scores, [(row, each.allowed) for row, each in some if each.allowed is not None])
     for row, each in some:
-        if each.allowed is not None:
-            kept = to_device(each.allowed, scores.device).long()
-            values = scores[row, kept]
-            scores[row] = -torch.inf
-            scores[row, kept] = values
         if each.vocabulary is not None:
             scores[row, each.vocabulary :] = -torch.inf
+
+
+def _keep(scores: Tensor, sets: Sequence[tuple[int, Bits]]) -> None:
+    """Bans all that is not in the sets, of which each is of a row."""
+    if not sets:
+        return
+    width = scores.shape[1]
+    bits = np.zeros((len(sets), -(-width // 8)), np.uint8)
+    for own, (_, each) in zip(bits, sets, strict=True):
+        own[: len(each)] = each[: len(own)]
+    barred = to_device(np.unpackbits(~bits, axis=1, count=width, bitorder="little"), scores.device, np.bool_)
+    if len(sets) == len(scores):
+        scores.masked_fill_(barred, -torch.inf)
+        return
+    rows = to_device(np.array([row for row, _ in sets]), scores.device, np.int64)
+    scores[rows] = scores[rows].masked_fill(barred, -torch.inf)
 
 
 def _ban(scores: Tensor, ids: Sequence[tuple[int, Ids]]) -> None:

@@ -11,9 +11,11 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
 from libs.models.generation.chat import ChatPrompt
+from libs.models.generation.grammars import Grammars
+from libs.models.generation.reader import Asked, extraction, refuse_schema
 from libs.models.generation.sequences import Request
 from libs.models.generation.writer import Writer
-from libs.models.results import Extraction, ExtractResult
+from libs.models.results import ExtractResult
 from libs.models.text.checks import unsupported
 from libs.models.text.tokenising.text import TextProcessor
 from libs.models.work import Between, GoOn, InputSequence, TextWork, WriteWork, WrittenIds, items_as_parts
@@ -30,20 +32,23 @@ class TextReader:
         self.writer = writer
         self._card, self._tokenizer = card, tokenizer
         self._text = TextProcessor(tokenizer, limit=card.max_tokens, segments=False)
+        self._grammars = Grammars(tokenizer, writer.settings.vocabulary or writer.vocabulary, writer.settings.stops)
         self._plain: ChatPrompt | None = None
         self._instructed: ChatPrompt | None = None
         if card.template:
             self._plain, self._instructed = ChatPrompt.of(card, root)
 
     def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
-        """As `Reader.prepare`; `input` of a sequence has the most tokens of its answer, [1], 0: the checkpoint's own number."""
+        """As `Reader.prepare`; `input` of a sequence is `Asked`."""
         if not isinstance(work, TextWork):
             raise unsupported(work, self._card)
         if work.region is not None:
             raise TaskNotSupported(f"{self._card.model} reads texts, and no regions of images", field="text.region")
         if work.text_kind == "ocr_regions":
             raise TaskNotSupported(f"{self._card.model} reads texts, and no images", field="text.kind")
-        most = np.array([work.max_tokens], np.int32)
+        if self.writer.encoder is not None:  # their vocabularies often lack the characters of JSON
+            refuse_schema(work, self._card)
+        asked = Asked(work.max_tokens, self._grammars.of(work.json_schema))
         found: list[InputSequence] = []
         for parts in items_as_parts(work):
             go_on()
@@ -60,22 +65,26 @@ class TextReader:
             if len(ids) > longest:
                 message = f"the text has more than {max(longest, 0):,} tokens with its prompt, which leaves no room for the answer"
                 raise InputTooLong(f"{message}: shorten it, or ask for fewer tokens", field=field)
-            found.append(InputSequence(ids, input=most))
+            found.append(InputSequence(ids, input=asked))
         return found, None
 
     def requests(self, sequences: list[InputSequence], between: Between) -> list[Request]:
-        most = [int(each.input[0]) or None for each in sequences if isinstance(each.input, np.ndarray)]
+        asked = [Asked.of(each) for each in sequences]
         if self.writer.encoder is None:
-            return [Request(prompt=each.ids, most=number) for each, number in zip(sequences, most, strict=True)]
+            own = zip(sequences, asked, strict=True)
+            return [Request(prompt=each.ids, most=one.most or None, allows=one.allows()) for each, one in own]
         states = self.writer.encode([each.ids for each in sequences], between)
-        return [Request(states=each, most=number) for each, number in zip(states, most, strict=True)]
+        return [Request(states=each, most=one.most or None) for each, one in zip(states, asked, strict=True)]
+
+    def reads_along(self, notes: object) -> bool:
+        return True
 
     def text(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids).rstrip(_INCOMPLETE)
 
     def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
         texts = [self._tokenizer.decode(each.ids.tolist()).strip() for each in written]
-        items = [Extraction(text=text, finish=each.finish) for text, each in zip(texts, written, strict=True)]
+        items = [extraction(work, text, each.finish) for text, each in zip(texts, written, strict=True)]
         return ExtractResult(items, sum(len(each.ids) for each in written))
 
     def _ids(self, text: str, instruction: str, go_on: GoOn) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:

@@ -37,9 +37,10 @@ class PatchSpec:
     `table`: whether there are such vectors; else the encoder rotates patches by the coordinates of their centres.
 
     `patch`: pixels of a side. `grid`: rows and columns of the table of positions. `class_token`: a token before the patches, which
-    has a position of its own. `registers`: tokens after it, which have none. `resampled`: for images of another grid the table is
-    resampled, by `interpolation`; else they are refused. `linear`: the projection is stored as that of a patch's rows, columns and
-    colours, in this order; else as a convolution. `norm_eps`: of a LayerNorm of all tokens; None: there is none.
+    has a position of its own. `distilled`: a second one after it. `registers`: tokens after these, which have none. `resampled`:
+    for images of another grid the table is resampled, by `interpolation`; else they are refused. `linear`: the projection is stored
+    as that of a patch's rows, columns and colours, in this order; else as a convolution. `norm_eps`: of a LayerNorm of all tokens;
+    None: there is none.
     """
 
     hidden: int
@@ -50,6 +51,7 @@ class PatchSpec:
     resampled: bool = False
     norm_eps: float | None = None
     registers: int = 0
+    distilled: bool = False
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     antialias: bool = False
     linear: bool = False
@@ -58,7 +60,12 @@ class PatchSpec:
     @property
     def before(self) -> int:
         """Tokens before the patches."""
-        return self.class_token + self.registers
+        return self.placed + self.registers
+
+    @property
+    def placed(self) -> int:
+        """Those of them that have positions, which come first."""
+        return self.class_token + self.distilled
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of an image's patches; pixels beyond a multiple of the patch are left out."""
@@ -97,7 +104,7 @@ class PatchEmbedding(InputLayer):
 
     def __init__(self, spec: PatchSpec, processing: ImageProcessing) -> None:
         super().__init__()
-        places = spec.grid[0] * spec.grid[1] + spec.class_token
+        places = spec.grid[0] * spec.grid[1] + spec.placed
         # Its weight is kept as checkpoints have it: [hidden, colours, rows, columns], or [hidden, rows * columns * colours].
         self.project = (
             nn.Linear(spec.patch**2 * _COLOURS, spec.hidden, bias=spec.bias)
@@ -106,6 +113,7 @@ class PatchEmbedding(InputLayer):
         )
         self.position = nn.Parameter(torch.empty(places, spec.hidden), requires_grad=False) if spec.table else None
         self.class_token = nn.Parameter(torch.empty(spec.hidden), requires_grad=False) if spec.class_token else None
+        self.distilled_token = nn.Parameter(torch.empty(spec.hidden), requires_grad=False) if spec.distilled else None
         registers = (spec.registers, spec.hidden)
         self.registers = nn.Parameter(torch.empty(registers), requires_grad=False) if spec.registers else None
         self.norm = None if spec.norm_eps is None else EmbeddingNorm(spec.hidden, eps=spec.norm_eps)
@@ -132,10 +140,8 @@ class PatchEmbedding(InputLayer):
         if batch.given is None:
             raise ValueError("an image encoder takes rows, no token ids")
         x = batch.given.values.to(self.project.weight.dtype)
-        first = [] if self.class_token is None else [self._first(self.class_token)[None]]
-        first += [] if self.registers is None else [self.registers]
-        if first:
-            before = torch.cat(first)
+        if self.spec.before:
+            before = self._before()
             places = batch.cu_seqlens[:-1, None] + torch.arange(len(before), device=x.device)
             whole = x.new_empty((sum(batch.lengths), x.shape[1])).index_copy_(0, batch.given.places, x)
             x = whole.index_copy_(0, places.flatten(), before.repeat(len(batch.lengths), 1))
@@ -154,8 +160,12 @@ class PatchEmbedding(InputLayer):
             return x
         return x.add_(self._positions(self.position, [self.spec.grid_of(*image.shape[:2]) for image in images]))
 
-    def _first(self, class_token: Tensor) -> Tensor:
-        return class_token if self.position is None else class_token + self.position[0]
+    def _before(self) -> Tensor:
+        """The tokens before the patches, [before, hidden], those that have positions with these."""
+        placed = [token[None] for token in (self.class_token, self.distilled_token) if token is not None]
+        if self.position is not None:
+            placed = [token + self.position[place] for place, token in enumerate(placed)]
+        return torch.cat([*placed, *([] if self.registers is None else [self.registers])])
 
     def _patches(self, images: Tensor) -> Tensor:
         """Images of one size: [n, height, width, 3] -> [n * patches, patch's numbers], in the order of the projection's."""
@@ -168,7 +178,7 @@ class PatchEmbedding(InputLayer):
     def _positions(self, position: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
         """[patches of all, hidden], resampled once for each size of a batch's images."""
         spec = self.spec
-        table = position[1:] if spec.class_token else position
+        table = position[spec.placed :]
         found = {spec.grid: table}
         if any(grid != spec.grid for grid in grids):
             # Contiguous: in another order torch 2.13 resamples to a single column wrongly.

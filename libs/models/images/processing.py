@@ -75,12 +75,15 @@ class _Defaults:
 _CLASSES: Final = {
     "BitImageProcessor": _Defaults(_CLIP_MEAN, _CLIP_STD, square=False, crop=True),
     "CLIPImageProcessor": _Defaults(_CLIP_MEAN, _CLIP_STD, square=False, crop=True),
+    "DeiTImageProcessor": _Defaults(crop=True, squares_numbers=True),
     "DINOv3ViTImageProcessor": _Defaults(_IMAGENET_MEAN, _IMAGENET_STD, resample=Image.Resampling.BILINEAR, rounded=False),
     "Siglip2ImageProcessor": _Defaults(resample=Image.Resampling.BILINEAR, budget=True),
     "SiglipImageProcessor": _Defaults(),
     "ViTImageProcessor": _Defaults(resample=Image.Resampling.BILINEAR, squares_numbers=True),
 }
-_OLD_NAMES: Final = {"CLIPFeatureExtractor": "CLIPImageProcessor", "ViTFeatureExtractor": "ViTImageProcessor"}
+_OLD_NAMES: Final = {
+    f"{name}FeatureExtractor": f"{name}ImageProcessor" for name in ("CLIP", "DeiT", "ViT")
+}  # of transformers before 4.26
 
 # What other processors do, and these do not.
 _NOT_SERVED = ("do_pad", "do_flip_channel_order", "do_reduce_labels", "do_thumbnail", "do_align_long_axis")

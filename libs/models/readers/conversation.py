@@ -17,6 +17,8 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card, ImageSize
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
 from libs.kernels.layout import to_device
+from libs.models.generation.grammars import Grammars
+from libs.models.generation.reader import Asked, extraction
 from libs.models.generation.sequences import Request
 from libs.models.generation.settings import Settings
 from libs.models.generation.writer import LanguageHead, Writer
@@ -29,7 +31,7 @@ from libs.models.images.vlm.tower import ImageTower
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.packed import GivenRows
-from libs.models.results import Extraction, ExtractResult
+from libs.models.results import ExtractResult
 from libs.models.text.checks import unsupported
 from libs.models.text.tokenising.chat import rendered, rendered_text, special_tokens
 from libs.models.text.tokenising.tokenizer import load_tokenizer
@@ -149,18 +151,20 @@ class ConversationReader:
     def __init__(self, card: Card, model: ConversationModel) -> None:
         self.writer = model.writer
         self._card, self._input, self._tokenizer = card, model.parts.input, model.tokenizer
+        settings = model.writer.settings
+        self._grammars = Grammars(model.tokenizer, settings.vocabulary or model.writer.vocabulary, settings.stops)
         self._strips = model.conversation.strips
         self._skips = model.tokenizer.token_to_id(_DOCTAG) is None  # the tags of SmolDocling are special tokens
 
     def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
-        """As `Reader.prepare`; `input` of a sequence has the most tokens of its answer, [1], 0: the checkpoint's own number."""
+        """As `Reader.prepare`; `input` of a sequence is `Asked`."""
         if not isinstance(work, TextWork):
             raise unsupported(work, self._card)
         if work.region is not None:
             raise TaskNotSupported(f"{self._card.model} reads whole images", field="text.region")
         if work.text_kind == "ocr_regions":
             raise TaskNotSupported(f"{self._card.model} finds no regions", field="text.kind")
-        found = []
+        found, asked = [], Asked(work.max_tokens, self._grammars.of(work.json_schema))
         for item in items_as_parts(work):
             go_on()
             path = item[0].field if len(item) == 1 else item[0].field.rpartition(".parts")[0]
@@ -173,7 +177,7 @@ class ConversationReader:
             ids = sequence.ids.copy()
             if sequence.rows is not None:  # repetition rules count the image tokens of a prompt, as transformers does
                 ids[sequence.rows.places] = self._input.mark
-            found.append(replace(sequence, ids=ids, input=np.array([work.max_tokens], np.int32)))
+            found.append(replace(sequence, ids=ids, input=asked))
         return found, None
 
     @torch.inference_mode()
@@ -191,18 +195,22 @@ class ConversationReader:
         return [
             Request(
                 prompt=each.ids,
-                most=int(each.input[0]) or None if isinstance(each.input, np.ndarray) else None,
+                most=asked.most or None,
+                allows=asked.allows(),
                 given=None if each.rows is None else next(of_images),
                 axes=None if each.axes is None else each.axes.astype(np.int32, copy=False),
             )
-            for each in sequences
+            for each, asked in ((each, Asked.of(each)) for each in sequences)
         ]
+
+    def reads_along(self, notes: object) -> bool:
+        return True
 
     def text(self, ids: list[int]) -> str:
         return self._decoded(ids).rstrip(_INCOMPLETE)
 
     def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
-        items = [Extraction(text=self._decoded(each.ids.tolist()).strip(), finish=each.finish) for each in written]
+        items = [extraction(work, self._decoded(each.ids.tolist()).strip(), each.finish) for each in written]
         return ExtractResult(items, sum(len(each.ids) for each in written))
 
     def _decoded(self, ids: list[int]) -> str:

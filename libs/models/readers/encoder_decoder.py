@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -19,13 +19,16 @@ from libs.catalog.card import Card, ImageSize
 from libs.errors import InputTooLong, ModelBroken, TaskNotSupported
 from libs.models import weights
 from libs.models.generation.families import bart
+from libs.models.generation.grammars import fits
+from libs.models.generation.reader import refuse_schema
 from libs.models.generation.sequences import Request
 from libs.models.generation.settings import Settings
 from libs.models.generation.writer import Writer
 from libs.models.images.detection.building import fill, on_meta
 from libs.models.images.detection.swin import Swin, SwinSpec, map_sizes, rename
-from libs.models.images.families import vit
-from libs.models.images.loading import read_processing as read_vit_processing
+from libs.models.images.families import deit, vit
+from libs.models.images.families.family import TowerSpec
+from libs.models.images.loading import read_processing as read_patch_processing
 from libs.models.images.patches import PatchEmbedding, PatchSpec
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.encoder import PackedEncoder
@@ -51,6 +54,18 @@ class ImageStates(Protocol):
         """uint8 [height, width, 3] each -> the states that a decoder attends to, [tokens, width] each."""
 
 
+class _Family(Protocol):
+    """A module of `libs/models/images/families`."""
+
+    @property
+    def PROCESSOR(self) -> str: ...
+
+    def towers(self, config: Config) -> dict[str, TowerSpec]: ...
+
+
+_PATCHES: Final[Mapping[str, _Family]] = {"vit": vit, "deit": deit}
+
+
 class _Swin(nn.Module):
     """Donut's encoder: the last map alone, without a norm."""
 
@@ -64,7 +79,7 @@ class _Swin(nn.Module):
 
 
 class _Patches(nn.Module):
-    """TrOCR's encoder: a packed ViT, whose states are normalised."""
+    """TrOCR's encoder: a packed ViT or DeiT, whose states are normalised."""
 
     def __init__(self, encoder: PackedEncoder, embed: PatchEmbedding) -> None:
         super().__init__()
@@ -121,11 +136,11 @@ def load_encoder_decoder(
     if kind == "donut-swin":
         images, processing, tokens, width = _donut(directory, encoder, image_tensors, dtype, device)
         prompt: donut.DonutPrompt | None = donut.DonutPrompt.of(tokenizer)
-    elif kind == "vit":
-        images, processing, tokens, width = _vit(directory, encoder, image_tensors, dtype, device)
+    elif kind in _PATCHES:
+        images, processing, tokens, width = _patches(directory, encoder, _PATCHES[kind], image_tensors, dtype, device)
         prompt = None
     else:
-        raise encoder.unsupported("model_type", "the image encoders that are served are vit (TrOCR) and donut-swin")
+        raise encoder.unsupported("model_type", "the image encoders that are served are vit and deit (TrOCR), and donut-swin")
     own = decoder.size("d_model")
     project = None
     if any(name.startswith("enc_to_dec_proj.") for name in rest.names()):
@@ -175,14 +190,14 @@ def _donut(
     return Tower(module, processing).to(device), processing, sizes[-1][0] * sizes[-1][1], spec.widths[-1]
 
 
-def _vit(
-    directory: Path, config: Config, tensors: TensorFile, dtype: torch.dtype, device: torch.device
+def _patches(
+    directory: Path, config: Config, family: _Family, tensors: TensorFile, dtype: torch.dtype, device: torch.device
 ) -> tuple[ImageStates, ImageProcessing, int, int]:
-    tower = vit.towers(config)["image"]
+    tower = family.towers(config)["image"]
     if not isinstance(tower.input, PatchSpec):
-        raise TypeError("ViT reads patches")
+        raise TypeError("TrOCR's encoders read patches")
     patches = tower.input
-    processing = read_vit_processing(directory, Path(), vit.PROCESSOR)
+    processing = read_patch_processing(directory, Path(), family.PROCESSOR)
     if patches.grid_of(*_pixels(processing)) != patches.grid:
         wanted = " x ".join(str(count * patches.patch) for count in patches.grid)
         raise ModelBroken(f"preprocessor_config.json: makes images of size {processing.size}; config.json asks for {wanted} pixels")
@@ -217,6 +232,7 @@ class EncoderDecoderReader:
     def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
         if not isinstance(work, TextWork):
             raise unsupported(work, self._card)
+        refuse_schema(work, self._card)
         if work.region is not None:
             raise TaskNotSupported(f"{self._card.model} reads whole images", field="text.region")
         if work.text_kind == "ocr_regions":
@@ -245,6 +261,9 @@ class EncoderDecoderReader:
                 states = [F.linear(each, project.weight, project.bias) for each in states]
         return [_request(own, each) for own, each in zip(states, sequences, strict=True)]
 
+    def reads_along(self, notes: object) -> bool:
+        return True
+
     def text(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=self._model.prompt is None).rstrip("�")
 
@@ -261,7 +280,8 @@ class EncoderDecoderReader:
         for token in ("<s>", "</s>", "<pad>"):
             own = own.replace(token, "")
         whole = re.sub(r"<.*?>", "", prompt + own, count=1).strip()  # the tag of the task
-        return Extraction(text=own.strip(), finish=written.finish, json=donut.form_of(whole, self._categories))
+        form = donut.form_of(whole, self._categories)
+        return Extraction(text=own.strip(), finish=written.finish, json=form if fits(form) else None)
 
 
 @dataclass(frozen=True, slots=True)

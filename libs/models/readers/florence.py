@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -12,8 +13,10 @@ from tokenizers import AddedToken, Tokenizer
 from torch import Tensor, nn
 
 from libs.catalog.card import Card, ImageSize
+from libs.catalog.checkpoint.files import read_config
 from libs.errors import InputTooLong, ModelBroken
 from libs.models.generation.families import bart
+from libs.models.generation.reader import refuse_schema
 from libs.models.generation.rules import Ids
 from libs.models.generation.sequences import Request
 from libs.models.generation.settings import Settings
@@ -23,14 +26,15 @@ from libs.models.images.processing import ImageProcessing
 from libs.models.layers.spec import Config
 from libs.models.packed import Packed
 from libs.models.readers.davit import Davit, DavitSpec, Projector, rename
-from libs.models.readers.florence_tasks import BINS, DETECTION, FIELD, Form, asked, regions_of
+from libs.models.readers.florence_tasks import BANNED, BINS, DETECTION, FIELD, Form, asked, regions_of
 from libs.models.readers.pixels import Tower, picture_of
 from libs.models.results import Extraction, ExtractResult, Region
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
 from libs.models.work import Between, GoOn, InputRows, InputSequence, RegionsWork, WriteWork, WrittenIds, items_as_parts
 
-_BEGIN, _END, _PAD = "<s>", "</s>", "<pad>"
+_FRAME: Final = ("<s>", "</s>", "<pad>")
+_INCOMPLETE: Final = "�"  # what tokenizers make of the first bytes of a character
 _WORDS: Final = (
     "cap", "/cap", "ncap", "/ncap", "dcap", "/dcap", "grounding", "/grounding", "seg", "/seg", "sep", "region_cap", "/region_cap",
     "region_to_desciption", "/region_to_desciption", "proposal", "/proposal", "poly", "/poly", "and",
@@ -54,13 +58,14 @@ class _Images(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Florence:
-    """`tokens`: rows of the encoder's input that an image is."""
+    """`tokens`: rows of the encoder's input that an image is. `banned`: phrases of a caption that have no place."""
 
     writer: Writer
     images: Tower
     processing: ImageProcessing
     tokenizer: Tokenizer
     tokens: int
+    banned: frozenset[str]
 
     @property
     def size(self) -> ImageSize:
@@ -105,7 +110,8 @@ def load_florence(directory: Path, config: Config, settings: Settings, dtype: to
         settings = replace(settings, max_new=texts.size("max_position_embeddings", 1024))
     writer = bart.load(texts, language, settings, dtype, device, embedding=bart.BartInputEmbedding)
     writer.tower = Tower(images, processing).to(device)
-    return Florence(writer, writer.tower, processing, tokenizer, rows * columns + 1)
+    banned = BANNED if is_microsoft else _banned(directory)
+    return Florence(writer, writer.tower, processing, tokenizer, rows * columns + 1, banned)
 
 
 def _part(config: Config, key: str) -> Config:
@@ -126,6 +132,15 @@ def _processing(directory: Path) -> ImageProcessing:
     if str(plain.get(key, "")).startswith("Florence"):
         plain[key] = "CLIPImageProcessor"
     return ImageProcessing.of(Config({"do_center_crop": False} | plain, file=file), "CLIPImageProcessor")
+
+
+def _banned(directory: Path) -> frozenset[str]:
+    """As transformers' processor is told; where no file says, it bans nothing."""
+    found = read_config(directory, "processor_config.json")
+    values: object = {} if found is None else found.values
+    for key in ("post_processor_config", "phrase_grounding", "banned_grounding_tokens"):
+        values = values.get(key) if isinstance(values, Mapping) else None
+    return frozenset(word for word in values if isinstance(word, str)) if isinstance(values, list) else frozenset()
 
 
 def _tokenizer(directory: Path) -> Tokenizer:
@@ -184,9 +199,10 @@ class FlorenceReader:
     def __init__(self, card: Card, model: Florence) -> None:
         self.writer = model.writer
         self._card, self._model, self._tokenizer = card, model, model.tokenizer
-        self._ends = [self._special(each) for each in (_BEGIN, _END)]
+        self._ends = [self._special(each) for each in _FRAME[:2]]
 
     def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
+        refuse_schema(work, self._card)
         found: list[InputSequence] = []
         notes: list[_Asked] = []
         for item, parts in enumerate(items_as_parts(work)):
@@ -215,8 +231,13 @@ class FlorenceReader:
         made = encoder.forward(batch, between=between).split_with_sizes(batch.lengths)
         return [Request(states=each, most=_most(sequence)) for each, sequence in zip(made, sequences, strict=True)]
 
+    def reads_along(self, notes: object) -> bool:
+        return isinstance(notes, list) and all(one.form == "text" for one in notes)  # regions are known at their end
+
     def text(self, ids: list[int]) -> str:
-        return ""  # its answers are regions as well, which are known at their end
+        text = self._plain(ids).rstrip(_INCOMPLETE)
+        begun = text[text.rfind("<") :]  # it may be the beginning of what will be left out
+        return text.removesuffix(begun) if any(token.startswith(begun) for token in _FRAME) else text
 
     def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
         if not isinstance(notes, list):
@@ -235,14 +256,14 @@ class FlorenceReader:
         text = self._plain(written.ids.tolist())
         if one.form == "text":
             return Extraction(text=text.strip(), finish=written.finish)
-        regions = tuple(regions_of(text, one.form, one.width, one.height))
+        regions = tuple(regions_of(text, one.form, one.width, one.height, self._model.banned))
         lines = "\n".join(each.label for each in regions) if one.form == "lines" else ""
         return Extraction(regions=regions, text=lines, finish=written.finish)
 
     def _plain(self, ids: list[int]) -> str:
         """The text with its places, without the tokens that frame it."""
         text = self._tokenizer.decode(ids, skip_special_tokens=False)
-        for token in (_BEGIN, _END, _PAD):
+        for token in _FRAME:
             text = text.replace(token, "")
         return text
 

@@ -65,6 +65,16 @@ _REGION_KINDS: Final = {
     "detailed_caption": "<REGION_TO_DESCRIPTION>",
     "ocr": "<REGION_TO_OCR>",
 }
+BANNED: Final = frozenset({
+    "a", "an", "the", "image", "images", "I", "me", "mine", "myself", "you", "your", "yours", "yourself", "yourselves", "he",
+    "him", "his", "himself", "she", "her", "hers", "herself", "it", "its", "itself", "we", "us", "our", "ours", "ourselves",
+    "they", "them", "their", "theirs", "themselves", "one", "oneself", "each", "this", "that", "these", "those", "who", "whom",
+    "whose", "which", "what", "all", "another", "any", "anybody", "anyone", "anything", "everybody", "everyone", "everything",
+    "few", "many", "nobody", "none", "several", "some", "somebody", "someone", "something", "the image", "a group", "a set",
+    "lots", "other objects", "one another", "each other",
+})  # fmt: skip
+"""Phrases of a caption that stand for nothing that has a place: as microsoft's processor has them, and the processor_config.json of
+transformers' layout."""
 _NAMED: Final = re.compile(r"\s*(<[A-Z_]+>)(.*)", re.DOTALL)
 
 _LOCATION: Final = re.compile(r"<loc_(\d+)>")
@@ -110,8 +120,8 @@ def asked(work: TextWork, width: int, height: int) -> tuple[str, Form]:
     return task.prompt.format(place or given), task.form
 
 
-def regions_of(written: str, form: Form, width: int, height: int) -> list[Region]:
-    """The regions of an answer, in its order, in pixels of an image of `width` times `height`."""
+def regions_of(written: str, form: Form, width: int, height: int, banned: frozenset[str] = frozenset()) -> list[Region]:
+    """The regions of an answer, in its order, in pixels of an image of `width` times `height`. `banned`: phrases that have none."""
     scale = (width, height)
     if form == "text":
         return []
@@ -122,6 +132,8 @@ def regions_of(written: str, form: Form, width: int, height: int) -> list[Region
     if form == "proposals":
         return [_box("", four, scale) for found in _ALONE.findall(written) for four in _fours(found)]
     labelled = ((_label(phrase), found) for phrase, found in _LABELLED.findall(written))
+    if form == "phrases":
+        labelled = ((label, found) for label, found in labelled if label not in banned)
     return [_box(_plain(label), four, scale) for label, found in labelled if label is not None for four in _fours(found)]
 
 

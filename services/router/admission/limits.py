@@ -114,6 +114,8 @@ INSTRUCTION: Final = Limit(
     "an instruction", ("EncodeRequest.instruction", "ScoreRequest.instruction", "TextTask.instruction"), 16_384, CHARACTERS
 )
 """The longest that a model's card names has 600 characters; few-shot examples may stand in one."""
+JSON_SCHEMA: Final = Limit("a JSON Schema of answers (the worker has more limits)", ("TextTask.json_schema",), 32 * KIB, BYTES)
+"""The worker's own (libs/models/generation/grammars/schemas.py)."""
 POOLING: Final = Limit("how many times fewer vectors an item is pooled to", ("EncodeRequest.pooling_factor",), 64, "times")
 HYPOTHESIS: Final = Limit("a hypothesis", ("ClassifyTask.hypothesis",), 1024, CHARACTERS)
 PLACES: Final = Limit("places for the label in a hypothesis", ("ClassifyTask.hypothesis",), 8, "places")
@@ -195,6 +197,7 @@ ALL: Final = (
     PARTS,
     QUERY,
     INSTRUCTION,
+    JSON_SCHEMA,
     POOLING,
     HYPOTHESIS,
     PLACES,

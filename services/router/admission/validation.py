@@ -168,6 +168,7 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     else:
         _check_answered(len(items.sizes), sum(limits.SCORE_BYTES + _utf8(label) for label in repeated), task)
     sizes = _with_labels(items.sizes, task, labels, request.classify.hypothesis, card)
+    sizes = replace(sizes, once=sizes.once + _utf8(request.text.json_schema))
     return _readable(replace(sizes, pictures=items.pictures, once_pictures=shared), "items")
 
 
@@ -400,7 +401,7 @@ def _check_document(document: pb.Document, path: str, card: Card | None, files: 
 def _gives_text_layers(request: pb.ExtractRequest, card: Card) -> bool:
     """Whether the request is for text, and a model without that task may have an answer: the text layer of pages."""
     is_asked = request.WhichOneof("task") == "text" and request.text.text_layer != pb.TextTask.TEXT_LAYER_NEVER
-    return is_asked and models_pb2.INPUT_KIND_DOCUMENT in card.inputs
+    return is_asked and not request.text.json_schema and models_pb2.INPUT_KIND_DOCUMENT in card.inputs
 
 
 def _layers_alone(item: Pictures) -> Pictures:
@@ -501,6 +502,9 @@ def _check_text(task: pb.TextTask) -> None:
     _check_enum(task.text_layer, pb.TextTask.TextLayer, "text.text_layer")
     _refuse(task.max_tokens > 4096, f"text.max_tokens is {task.max_tokens}; at most 4096 are allowed", "text.max_tokens")
     limits.INSTRUCTION.check(len(task.instruction), "text.instruction")
+    limits.JSON_SCHEMA.check(_utf8(task.json_schema), "text.json_schema")
+    layers_alone = bool(task.json_schema) and task.text_layer == pb.TextTask.TEXT_LAYER_ONLY
+    _refuse(layers_alone, "a text layer is no JSON of a schema: let the model read the pages", "text.text_layer")
     edges = (task.region.left, task.region.top, task.region.right, task.region.bottom)
     is_box = all(map(math.isfinite, edges)) and 0 <= edges[0] < edges[2] and 0 <= edges[1] < edges[3]
     _refuse(task.HasField("region") and not is_box, "text.region needs 0 <= left < right and 0 <= top < bottom", "text.region")

@@ -366,6 +366,7 @@ def _extract_work(
                 instruction=request.text.instruction,
                 region=_edges(request.text.region) if request.text.HasField("region") else None,
                 parts=parts,
+                json_schema=request.text.json_schema,
             )
         case "structure":
             return StructureWork(_texts(request.items, "items"), _schema(request.structure), truncation)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 
 from google.protobuf.message import Message
 
@@ -177,6 +178,7 @@ def _task(task: Task) -> tuple[str, Message]:
                 text_layer=layer,
                 instruction=task.instruction,
                 region=_box(task.region),
+                json_schema=_json_schema(task.schema),
             )
 
 
@@ -187,3 +189,12 @@ def _box(region: tuple[float, float, float, float] | None) -> pb.Box | None:
         raise InvalidInput(f"text.region has {len(region)} numbers: left, top, right and bottom are needed", field="text.region")
     left, top, right, bottom = region
     return message(pb.Box, left=left, top=top, right=right, bottom=bottom)
+
+
+def _json_schema(schema: Mapping[str, object] | str | None) -> str:
+    if schema is None or isinstance(schema, str):
+        return schema or ""
+    try:
+        return json.dumps(dict(schema), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"text.json_schema is no JSON: {error}", field="text.json_schema") from None

@@ -283,7 +283,7 @@ class RegionsTask(_message.Message):
     def __init__(self, labels: _Optional[_Iterable[str]] = ..., threshold: _Optional[float] = ...) -> None: ...
 
 class TextTask(_message.Message):
-    __slots__ = ("kind", "max_tokens", "text_layer", "instruction", "region")
+    __slots__ = ("kind", "max_tokens", "text_layer", "instruction", "region", "json_schema")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[TextTask.Kind]
@@ -311,12 +311,14 @@ class TextTask(_message.Message):
     TEXT_LAYER_FIELD_NUMBER: _ClassVar[int]
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     kind: TextTask.Kind
     max_tokens: int
     text_layer: TextTask.TextLayer
     instruction: str
     region: Box
-    def __init__(self, kind: _Optional[_Union[TextTask.Kind, str]] = ..., max_tokens: _Optional[int] = ..., text_layer: _Optional[_Union[TextTask.TextLayer, str]] = ..., instruction: _Optional[str] = ..., region: _Optional[_Union[Box, _Mapping]] = ...) -> None: ...
+    json_schema: str
+    def __init__(self, kind: _Optional[_Union[TextTask.Kind, str]] = ..., max_tokens: _Optional[int] = ..., text_layer: _Optional[_Union[TextTask.TextLayer, str]] = ..., instruction: _Optional[str] = ..., region: _Optional[_Union[Box, _Mapping]] = ..., json_schema: _Optional[str] = ...) -> None: ...
 
 class Box(_message.Message):
     __slots__ = ("left", "top", "right", "bottom")

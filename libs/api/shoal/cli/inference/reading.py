@@ -29,6 +29,9 @@ class Kind(StrEnum):
 
 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=0, max=4096, help="Longest answer; 0: as the model's files say.")]
+SchemaFile = Annotated[
+    Path | None, typer.Option(help="A file with a JSON Schema, of which each answer is JSON.", show_default=False)
+]
 Stream = Annotated[bool, typer.Option("--stream", help="Print the text of one item as it is written.")]
 
 
@@ -41,13 +44,14 @@ def written(
     files: LineFiles,
     instruction: Annotated[str, typer.Option("--instruction", help='What to write, such as "Summarise this text."')] = "",
     max_tokens: MaxTokens = 0,
+    schema: SchemaFile = None,
     stream: Stream = False,
     serving: Serving,
     as_json: AsJson = False,
 ) -> None:
     """Have a model write about texts: summaries, translations, answers."""
     run = Invocation(model, texts, files, serving, as_json)
-    task = ReadText(max_tokens=max_tokens, instruction=instruction)
+    task = ReadText(max_tokens=max_tokens, instruction=instruction, schema=_schema(schema))
     if stream:
         _stream(open_client(), run, task, serving)
         return
@@ -90,6 +94,7 @@ def read(
         str, typer.Option(help="The part of the image that is asked about, in pixels: left,top,right,bottom.", show_default=False)
     ] = "",
     max_tokens: MaxTokens = 0,
+    schema: SchemaFile = None,
     draw: Annotated[
         Path | None,
         typer.Option(help="Draw the regions of one image into this .png.", show_default=False, rich_help_panel=FILES),
@@ -100,12 +105,22 @@ def read(
     """Read images: the text in them, forms, captions, answers to questions."""
     run = Invocation(model, images, replace(files, image=True), serving, as_json, what="IMAGE")
     drawings.check(draw, run.records)
-    task = ReadText(kind=kind.value, max_tokens=max_tokens, instruction=instruction, region=_region(region))
+    task = ReadText(kind=kind.value, max_tokens=max_tokens, instruction=instruction, region=_region(region), schema=_schema(schema))
     with run.sending("items", "reading") as on_progress:
         result = open_client().extract(model, run.items, task, on_progress=on_progress, **serving.arguments())
     if draw is not None:
         drawings.write(draw, Path(run.records[0].text), result[0].regions)
     report_extractions(run, result, "read")
+
+
+def _schema(path: Path | None) -> str | None:
+    """Raises BadParameter."""
+    if path is None:
+        return None
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"--schema {path}: {error}") from None
 
 
 def _region(asked: str) -> tuple[float, float, float, float] | None:

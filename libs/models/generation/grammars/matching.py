@@ -1,0 +1,164 @@
+"""Follows a JSON Schema while a text is written: which tokens of a model's vocabulary may come next, by llguidance.
+
+A schema is compiled in a preparing thread, and matchers of one schema share what they have learned of it. A matcher is asked on the
+device thread, between two steps: 10 to 100 microseconds a token (docs/decisions/0048), without the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from libs.errors import TaskNotSupported
+from libs.models.generation.grammars.schemas import FIELD, check_schema, refuse
+from libs.models.generation.rules import Bits, Ids
+
+KEPT: Final = 16
+"""Compiled schemas of a model, the least recently used of which is forgotten."""
+LIMITS: Final = {
+    "initial_lexer_fuel": 500_000,
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 5_000,
+    "max_items_in_row": 2_000,
+    "max_lexer_states": 10_000,
+    "max_grammar_size": 50_000,
+}
+"""Of a schema's compilation and of a step, in llguidance's units; a state takes 1 to 2 kB."""
+_FORM: Final = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": False}
+"""As Python's json.dumps writes it. Where a grammar allows any white space, a small model may write nothing else."""
+
+
+class Matcher(Protocol):
+    """What is used of llguidance's LLMatcher. After an error its state never changes."""
+
+    def deep_copy(self) -> Matcher: ...
+    def try_consume_tokens(self, tokens: list[int]) -> int: ...
+    def rollback(self, num_tokens: int) -> bool: ...
+    def compute_bitmask(self) -> bytes: ...
+    def is_error(self) -> bool: ...
+    def get_error(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A schema that was compiled. `stops`: what ends an answer."""
+
+    matcher: Matcher
+    stops: Bits
+
+    def allows(self) -> Following:
+        """For one sequence from its beginning: an `Allows`."""
+        return Following(self.matcher.deep_copy(), self.stops)
+
+
+class Following:
+    """A grammar of one sequence. Where it cannot be followed any more, a stop token alone may come."""
+
+    def __init__(self, matcher: Matcher, stops: Bits) -> None:
+        self._matcher, self._stops = matcher, stops
+        # Of the device thread.
+        self._seen: Ids = np.zeros(0, np.int32)
+
+    def __call__(self, written: Ids) -> Bits:
+        """Beams are told apart by their texts: what differs is taken back."""
+        both = min(len(written), len(self._seen))
+        differing = np.flatnonzero(written[:both] != self._seen[:both])
+        same = int(differing[0]) if len(differing) else both
+        if len(self._seen) > same:
+            self._matcher.rollback(len(self._seen) - same)
+        new: list[int] = written[same:].tolist()
+        taken = self._matcher.try_consume_tokens(new) if new else 0
+        self._seen = written[: same + taken].copy()
+        return self._stops if taken < len(new) else _mask(self._matcher, self._stops)
+
+
+class Grammars:
+    """Of one model. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int, stops: Sequence[int]) -> None:
+        """`vocabulary`: ids from here on are no tokens. `stops`: what ends an answer."""
+        self._tokenizer, self._vocabulary, self._stops = tokenizer, vocabulary, [*stops]
+        bits = np.zeros(-(-vocabulary // 32) * 32, np.uint8)
+        bits[self._stops] = 1
+        self._stop_bits: Bits = np.packbits(bits, bitorder="little")
+        self._lock = threading.Lock()
+        # Under the lock.
+        self._trie: object | None = None
+        self._kept: OrderedDict[bytes, Matcher] = OrderedDict()
+
+    def of(self, schema: str) -> Grammar | None:
+        """None for no schema: "".
+
+        Raises InvalidInput, with the place in the schema, for one that is not served, and TaskNotSupported where a worker or the
+        model cannot write JSON.
+        """
+        if not schema:
+            return None
+        digest = hashlib.sha256(schema.encode()).digest()
+        with self._lock:
+            kept = self._kept.get(digest)
+            if kept is not None:
+                self._kept.move_to_end(digest)
+        # What matchers of a schema share may have grown to its limit: then it is compiled anew.
+        if kept is None or not _begins(kept.deep_copy()):
+            kept = self._compiled(schema)
+            if not _begins(kept.deep_copy()):
+                raise TaskNotSupported("the model has no tokens for what the schema asks for", field=FIELD)
+            with self._lock:
+                self._kept[digest] = kept
+                while len(self._kept) > KEPT:
+                    self._kept.popitem(last=False)
+        return Grammar(kept, self._stop_bits)
+
+    def _compiled(self, schema: str) -> Matcher:
+        check_schema(schema)
+        if not self._stops:
+            raise TaskNotSupported("the model's files name no token that ends an answer, which JSON needs", field=FIELD)
+        trie = self._tokens()
+        from llguidance import LLMatcher, LLParserLimits
+
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_FORM)
+        except ValueError as error:
+            refuse("#", str(error))
+        limits = LLParserLimits(**LIMITS, precompute_large_lexemes=False, verbose_errors=False)
+        made: Matcher = LLMatcher(trie, grammar, log_level=0, limits=limits)
+        if made.is_error():
+            refuse("#", " ".join(made.get_error().removesuffix("<non-verbose/>").split())[:500])
+        return made
+
+    def _tokens(self) -> object:
+        """The vocabulary as llguidance reads it, made once: about a kilobyte a token."""
+        try:
+            from llguidance import LLTokenizer
+        except ImportError:
+            message = "this worker cannot write JSON by a schema, since llguidance is not installed"
+            raise TaskNotSupported(f"{message}: pip install 'shoal-mesh[grammar]'", field=FIELD) from None
+        with self._lock:
+            if self._trie is None:
+                try:
+                    self._trie = LLTokenizer(
+                        self._tokenizer.to_str(),
+                        n_vocab=self._vocabulary,
+                        eos_token=self._stops,
+                        slices=LLTokenizer.json_slices(),
+                    )
+                except ValueError as error:
+                    raise TaskNotSupported(f"the model's tokenizer cannot be held to a schema: {error}", field=FIELD) from None
+            return self._trie
+
+
+def _begins(matcher: Matcher) -> bool:
+    return any(matcher.compute_bitmask()) and not matcher.is_error()
+
+
+def _mask(matcher: Matcher, stops: Bits) -> Bits:
+    found: Bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    return found if found.any() and not matcher.is_error() else stops

@@ -1,0 +1,104 @@
+"""Which JSON Schemas are taken: those that are compiled within a second and followed within some milliseconds a token.
+
+llguidance bounds most of its work itself (`matching.LIMITS`), but not how many expressions it intersects: 17 KB of
+`patternProperties` were compiled in 34 s, 48 KB of `multipleOf` in 82 s and 3.8 GB (docs/decisions/0048).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Final, NoReturn
+
+from libs.errors import InvalidInput
+
+FIELD: Final = "text.json_schema"
+MOST_BYTES: Final = 32 << 10
+_MOST: Final = {"schemas": 256, "branches of anyOf, oneOf and allOf": 64, "values": 1000, "patterns": 16}
+"""Of the whole schema; properties are schemas, values those of `enum`."""
+LONGEST_PATTERN: Final = 256
+DEEPEST: Final = 16
+
+_ONE: Final = ("items", "additionalProperties")
+_NAMED: Final = ("properties", "$defs", "definitions")
+_LISTED: Final = ("prefixItems", "anyOf", "oneOf", "allOf")
+_BRANCHES: Final = ("anyOf", "oneOf", "allOf")
+_KEYS: Final = frozenset({
+    *_ONE, *_NAMED, *_LISTED, "type", "enum", "const", "required", "$ref", "minItems", "maxItems", "minLength", "maxLength",
+    "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+    "title", "description", "default", "examples", "$schema", "$comment", "readOnly", "writeOnly",
+})  # fmt: skip
+"""The keywords that are followed; those of the last line say nothing of an answer's form."""
+
+Object = Mapping[str, object]
+
+
+def check_schema(text: str) -> None:
+    """Raises InvalidInput with the place in the schema, as a JSON pointer, for one that is not served."""
+    if len(text) > MOST_BYTES or len(text.encode()) > MOST_BYTES:
+        raise InvalidInput(f"the schema has more than {MOST_BYTES:,} bytes", field=FIELD)
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"the schema is no JSON: {error}", field=FIELD) from None
+    if not isinstance(schema, dict) or schema.get("type") != "object":
+        refuse("#", 'an answer is an object: the schema\'s own "type" must be "object"')
+    found: Counter[str] = Counter()
+    for path, each in _walk(schema):
+        _check_keys(path, each)
+        found += _counts(each)
+        for what, most in _MOST.items():
+            if found[what] > most:
+                refuse(path, f"the schema has more than {most:,} {what}")
+
+
+def _counts(schema: Object) -> Counter[str]:
+    """Of one schema, in the words of `_MOST`."""
+    branches = sum(len(_list(schema, key)) for key in _BRANCHES)
+    return Counter(dict(zip(_MOST, (1, branches, len(_list(schema, "enum")), "pattern" in schema), strict=True)))
+
+
+def refuse(path: str, reason: str) -> NoReturn:
+    """`path`: a JSON pointer."""
+    raise InvalidInput(f"the schema, at {path}: {reason}", field=FIELD)
+
+
+def _walk(schema: Object) -> Iterator[tuple[str, Object]]:
+    """Each schema within it and its place, itself first. Raises InvalidInput below `DEEPEST`."""
+    waiting: list[tuple[str, object, int]] = [("#", schema, 0)]
+    while waiting:
+        path, each, depth = waiting.pop()
+        if not isinstance(each, dict):
+            continue  # true or false; what is neither, llguidance refuses
+        if depth > DEEPEST:
+            refuse(path, f"the schema is nested more than {DEEPEST} times")
+        yield path, each
+        waiting += [(f"{path}/{where}", inner, depth + 1) for where, inner in _within(each)]
+
+
+def _within(schema: Object) -> Iterator[tuple[str, object]]:
+    yield from ((key, schema[key]) for key in _ONE if key in schema)
+    for key in _NAMED:
+        named = schema.get(key)
+        if isinstance(named, dict):
+            yield from ((f"{key}/{name}", inner) for name, inner in named.items())
+    for key in _LISTED:
+        yield from ((f"{key}/{place}", inner) for place, inner in enumerate(_list(schema, key)))
+
+
+def _check_keys(path: str, schema: Object) -> None:
+    unknown = next((key for key in schema if key not in _KEYS), None)
+    if unknown is not None:
+        refuse(path, f"{unknown!r} is not served")
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str) and len(pattern) > LONGEST_PATTERN:
+        refuse(f"{path}/pattern", f"a pattern has at most {LONGEST_PATTERN} characters")
+    target = schema.get("$ref")
+    if isinstance(target, str) and not target.startswith("#"):
+        refuse(f"{path}/$ref", "only places in the schema itself are looked up, such as #/$defs/name")
+
+
+def _list(schema: Object, key: str) -> list[object]:
+    found = schema.get(key)
+    return found if isinstance(found, list) else []
