@@ -49,8 +49,8 @@ _SIZES: Final = ((64, 96), (300, 40), (64, 96))
 
 
 def works(card: Card, texts: list[str]) -> Iterator[Work]:
-    """A job for each task of the model. Of a model of images the items are these, and then texts, if it reads them: of one whose texts
-    are queries alone, they are no documents of a score."""
+    """A job for each task of the model. Of a model of images the items are these, and then texts, if it reads them; where texts are
+    queries alone, the documents of a score are images."""
     if "image" in card.inputs:
         yield from _image_works(card, texts if "text" in card.inputs else [])
         return

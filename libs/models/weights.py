@@ -150,7 +150,8 @@ class TensorFile:
             raise ModelBroken(f"{place} is {_told(other)}; {first!r}, which it continues, is {_told(one)}")
         rows = torch.cat((one, other))
         mapping = mmap.mmap(-1, max(1, rows.nbytes))
-        mapping.write(rows.contiguous().view(torch.uint8).numpy())
+        if rows.numel():
+            torch.frombuffer(mapping, dtype=rows.dtype, count=rows.numel()).copy_(rows.flatten())
         entries = {name: entry for name, entry in self._entries.items() if name != second}
         entries[first] = _Entry(self._entries[first].file, mapping, rows.dtype, tuple(rows.shape), 0)
         return TensorFile(self.source, entries)

@@ -53,8 +53,8 @@ class VisionLanguageSpec:
     `text`: the config.json of the text encoder. `encoder`, `patches`, `processing`: of the tower. `connector`: made of the tensors
     of `Family.CONNECTOR`. `heads`: by their names, made of those of `Family.HEADS` and the text encoder. `mark`: the image token.
     `framed`: the tokenizer's own special tokens stand around what `prompts` say. `spare_layers`: of the text encoder, after those
-    that config.json counts, which are left out (they guess further tokens). `unused`: what names of the text encoder's tensors begin
-    with that no layer reads. `weights`: made of the tensors of `Family.HEADS`, of a model whose texts need no forward.
+    that config.json counts, which are left out (they guess further tokens). `unused`: what the names of tensors begin with that no
+    layer of the text encoder reads. `weights`: of a model whose texts need no forward, made of the tensors of `Family.HEADS`.
     """
 
     text: Mapping[str, object]

@@ -90,7 +90,7 @@ def _prompts(files: Files) -> Prompts:
 
 
 def _heads(silent: tuple[int, ...], state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
-    """SPLADE over the masked language model's logits times hidden ** -0.25, by which the last norm and the bias are multiplied here."""
+    """SPLADE over a masked language model's logits times hidden ** -0.25, a factor that norm and bias of the decoder have here."""
     hidden = encoder.hidden_size
     columns = len(state["decoder.weight"])
     shapes = {"dense.bias": (hidden,), "norm.bias": (hidden,)}
