@@ -100,7 +100,7 @@ def test_pages_equal_the_formulas(theirs: VSplade, model: PackedModel) -> None:
     wanted = theirs.pages([opened(data) for data in FILES])
     everything = range(len(FILES))
     together = of_pages(model, *everything)
-    assert (wanted > 0).sum() > 100
+    assert 0.2 < (wanted > 0).float().mean() < 0.8
     assert worst(together, wanted) <= FLOAT_BOUND
     assert worst(torch.cat([of_pages(model, number) for number in everything]), wanted) <= FLOAT_BOUND
 
