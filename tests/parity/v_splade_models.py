@@ -118,7 +118,10 @@ class VSplade:
         found = {f"{begin}{naming(name)}": tensor for name, tensor in self.model.backbone.state_dict().items()}
         found |= {f"encoder.mlm_head.{name}": tensor for name, tensor in self.model.head.state_dict().items()}
         found |= {f"query_encoder.{name}": tensor for name, tensor in self.model.queries.state_dict().items()}
-        return found | (_apart(found, f"{begin}text_model.", self.columns) if self.layout == "export" else {})
+        if self.layout == "export":  # with SigLIP's pooling, which is not used
+            found |= _apart(found, f"{begin}text_model.", self.columns)
+            found |= {f"{begin}vision_model.head.{name}": torch.ones(3) for name in ("probe", "layernorm.weight", "mlp.fc1.bias")}
+        return found
 
 
 def _as_exported(name: str) -> str:
