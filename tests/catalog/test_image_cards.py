@@ -163,9 +163,9 @@ def test_v_splade_is_told_by_its_tensors(tmp_path: Path) -> None:
 
 def test_kinds_that_v_splade_and_other_models_are_not(tmp_path: Path) -> None:
     directory = write(tmp_path / "a", {"config.json": V_SPLADE}, TENSORS["naver/v-splade-quality"])
-    for kind in ("dense", "multi_vector", "yes_no"):
+    for hints in (Hints(kind="dense"), Hints(kind="multi_vector"), Hints(kind="yes_no")):
         with pytest.raises(ModelBroken, match="sparse vectors alone"):
-            read_card(directory, "org/model", Overrides("here", detect=Hints(kind=kind)))  # type: ignore[arg-type]
+            read_card(directory, "org/model", Overrides("here", detect=hints))
     assert read_card(directory, "org/model", Overrides("here", detect=Hints(kind="sparse"))).representations == ("sparse",)
     other = write(tmp_path / "b", {"config.json": QWEN3_VL})
     with pytest.raises(ModelBroken, match=r"has no tensor 'encoder\.mlm_head\.decoder\.weight'"):

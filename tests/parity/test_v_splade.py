@@ -141,9 +141,8 @@ def test_scores_are_products(theirs: VSplade, model: PackedModel) -> None:
     shown = theirs.pages([opened(data) for data in FILES[:4]])
     documents = images(0, 1, 2, 3, name="documents")
     page = (Part(FILES[1], "query.image"),)
-    asked = ((ScoreWork(TEXTS[3], [""] * 4, parts=documents), theirs.queries([TEXTS[3]])[0]),)
-    asked += ((ScoreWork("", [""] * 4, query_parts=page, parts=documents), shown[1]),)
-    for work, query in asked:
+    by_text, by_page = ScoreWork(TEXTS[3], [""] * 4, parts=documents), ScoreWork("", [""] * 4, query_parts=page, parts=documents)
+    for work, query in ((by_text, theirs.queries([TEXTS[3]])[0]), (by_page, shown[1])):
         prepared = model.prepare(work)
         result = model.finish(prepared, model.forward_all(prepared))
         assert isinstance(result, ScoreResult)
