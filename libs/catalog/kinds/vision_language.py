@@ -102,7 +102,7 @@ def vision_language_card(directory: Path, model: str, kind: Kind | None = None, 
 
 
 def _sparse(directory: Path, card: Card, columns: int) -> Card:
-    """V-SPLADE's: pages are its documents, and texts are queries, whatever their role."""
+    """V-SPLADE's: pages are its documents, and texts its queries."""
     top = read_config(directory, _SENTENCE) or Config(_SENTENCE, {})
     queries = StaticQueries(folder="", file=_WEIGHTS, default=True)
     found = Sparse(columns, strongest=top.number("max_active_dims"), queries=queries)
