@@ -91,8 +91,8 @@ def test_florence(name: str, client: shoal.Client, models: tuple[Path, dict[str,
 
 def test_texts_are_read_along_and_regions_are_not(client: shoal.Client) -> None:
     images = pictures() * 4
-    for kind, is_text in (("detailed_caption", True), ("ocr_regions", False)):
-        task = shoal.ReadText(kind=kind, max_tokens=200)
+    captions, lines = (shoal.ReadText(kind="detailed_caption", max_tokens=200), shoal.ReadText(kind="ocr_regions", max_tokens=200))
+    for task, is_text in ((captions, True), (lines, False)):
         parts = list(client.extract_stream(FLORENCE, images, task))
         result = parts.pop()
         assert isinstance(result, shoal.ExtractResult)

@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -19,6 +19,10 @@ from tokenizers import Tokenizer
 from libs.errors import TaskNotSupported
 from libs.models.generation.grammars.schemas import FIELD, check_schema, refuse
 from libs.models.generation.rules import Bits, Ids
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
 KEPT: Final = 16
 """Compiled schemas of a model, the least recently used of which is forgotten."""
@@ -31,7 +35,7 @@ LIMITS: Final = {
     "max_grammar_size": 50_000,
 }
 """Of a schema's compilation and of a step, in llguidance's units; a state takes 1 to 2 kB."""
-_FORM: Final = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": False}
+_FORM: Final[JsonCompileOptions] = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": False}
 """As Python's json.dumps writes it. Where a grammar allows any white space, a small model may write nothing else."""
 
 
@@ -90,7 +94,7 @@ class Grammars:
         self._stop_bits: Bits = np.packbits(bits, bitorder="little")
         self._lock = threading.Lock()
         # Under the lock.
-        self._trie: object | None = None
+        self._trie: LLTokenizer | None = None
         self._kept: OrderedDict[bytes, Matcher] = OrderedDict()
 
     def of(self, schema: str) -> Grammar | None:
@@ -134,7 +138,7 @@ class Grammars:
             refuse("#", " ".join(made.get_error().removesuffix("<non-verbose/>").split())[:500])
         return made
 
-    def _tokens(self) -> object:
+    def _tokens(self) -> LLTokenizer:
         """The vocabulary as llguidance reads it, made once: about a kilobyte a token."""
         try:
             from llguidance import LLTokenizer
