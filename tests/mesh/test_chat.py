@@ -16,12 +16,12 @@ from services.edge.app import running
 from services.edge.settings import Settings
 from tests.edge.parts import Http, head
 from tests.edge.test_server import until
-from tests.generation.served import write
+from tests.generation.served import write, write_ending
 from tests.support.cluster import Cluster, lasting_port
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-CHAT, SUMMARY = "random/qwen3-chat", "random/t5-writes"
+CHAT, SUMMARY, ENDS = "random/qwen3-chat", "random/t5-writes", "random/qwen3-ends"
 TEXT = "a text that is to be made shorter"
 CHAT_PATH = "/v1/chat/completions"
 
@@ -31,6 +31,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("writers")
     write("qwen3", root / CHAT)
     write("t5", root / SUMMARY)
+    write_ending("qwen3", root / ENDS)
     return root
 
 
@@ -77,16 +78,18 @@ async def test_the_text_is_that_of_extract(model: str, most: int, mesh: Cluster)
 
 
 async def test_a_schema_holds_over_http(mesh: Cluster) -> None:
-    schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"], "additionalProperties": False}
-    asked = {"type": "json_schema", "json_schema": {"name": "sums", "schema": schema}}
+    schema = {"type": "object", "properties": {"paid": {"type": "boolean"}}, "required": ["paid"], "additionalProperties": False}
+
+    def asked(wanted: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return body(ENDS, 90, response_format={"type": "json_schema", "json_schema": {"name": "it", "schema": wanted}}, **more)
+
     async with edge(*mesh.addresses) as http:
-        reply = await http.post(CHAT_PATH, body(CHAT, 200, response_format=asked))
-        if reply.json["choices"][0]["finish_reason"] == "stop":
-            assert isinstance(json.loads(reply.json["choices"][0]["message"]["content"])["sum"], int)
-        told = events((await http.post(CHAT_PATH, body(CHAT, 200, response_format=asked, stream=True))).body)
-        assert said(told) == reply.json["choices"][0]["message"]["content"]
-        broken = {"type": "json_schema", "json_schema": {"name": "sums", "schema": {"type": "array"}}}
-        reply = await http.post(CHAT_PATH, body(CHAT, 200, response_format=broken))
+        (choice,) = (await http.post(CHAT_PATH, asked(schema))).json["choices"]
+        assert choice["finish_reason"] == "stop"
+        assert isinstance(json.loads(choice["message"]["content"])["paid"], bool)
+        told = events((await http.post(CHAT_PATH, asked(schema, stream=True))).body)
+        assert said(told) == choice["message"]["content"]
+        reply = await http.post(CHAT_PATH, asked({"type": "array"}))
         assert (reply.status, reply.json["error"]["param"]) == (400, "response_format.json_schema.schema")
 
 
