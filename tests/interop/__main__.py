@@ -34,6 +34,7 @@ from services.edge.server import Limits, serving_http
 from services.edge.settings import Settings as EdgeSettings
 from services.local.mesh import running
 from services.local.settings import MINILM, Settings, known_models
+from tests.generation.served import write as write_writer
 from tests.interop.environments import (
     CLIENTS,
     ENVIRONMENTS,
@@ -63,6 +64,9 @@ HEAD_LINES: Final = 4
 """Of the table, before its rows."""
 CLASSIFIER: Final = "random/bert-classes"
 TAGGER: Final = "random/bert-entities"
+WRITER: Final = "random/qwen3-chat"
+ASKED: Final = {"system": "Be short.", "user": "a text about fish", "tokens": 30}
+"""What the writer is asked, by all clients."""
 ALIASES: Final = {
     "text-embedding-3-small": {"model": MINILM, "dimensions": 384},
     "embed-english-v3.0": MINILM,
@@ -220,6 +224,8 @@ def write_checkpoints(root: Path) -> Path:
         write_checkpoint("bert", root / CLASSIFIER, head="sequence_classification", labels=CLASSES)
         write_checkpoint("bert", root / TAGGER, head="token_classification", labels=LABELS)
         (root / ".done").touch()
+    if not (root / WRITER).exists():
+        write_writer("qwen3", root / WRITER)
     return root
 
 
@@ -234,6 +240,8 @@ def wanted_numbers(address: str) -> dict[str, Any]:
         classes = client.classify(CLASSIFIER, TEXTS)
         one_class = [client.classify(CLASSIFIER, [text])[0] for text in TEXTS]
         zero_shot = [client.classify(CLASSIFIER, [text], ["fish", "wood"], hypothesis="About {}.")[0] for text in TEXTS]
+        task = shoal.ReadText(instruction=str(ASKED["system"]), max_tokens=int(ASKED["tokens"]))
+        written = client.extract(WRITER, [str(ASKED["user"])], task)
         tagged = [client.entities(TAGGER, [text])[0] for text in TEXTS]
     assert dense is not None
     assert alone is not None
@@ -248,6 +256,10 @@ def wanted_numbers(address: str) -> dict[str, Any]:
         "scores": scores.tolist(),
         "classifier": CLASSIFIER,
         "tagger": TAGGER,
+        "writer": WRITER,
+        "asked": ASKED,
+        "written": written[0].text,
+        "written_tokens": written.usage.output_tokens,
         "entities": [[[one.label, one.score, one.start, one.end] for one in result.entities] for result in tagged],
         "classes": [_scores(result) for result in classes],
         "one_class": [_scores(result) for result in one_class],

@@ -26,6 +26,11 @@ ALONE: list[list[float]] = EXPECTED["alone"]
 SCORES: list[float] = EXPECTED["scores"]
 CLASSIFIER: str = EXPECTED["classifier"]
 TAGGER: str = EXPECTED["tagger"]
+WRITER: str = EXPECTED["writer"]
+"""A model that writes, and what shoal.Client has it write at most `TOKENS` tokens long."""
+SYSTEM, USER, TOKENS = (EXPECTED["asked"][name] for name in ("system", "user", "tokens"))
+WRITTEN: str = EXPECTED["written"]
+MESSAGES = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": USER}]
 WAITED = "(told to wait)"
 """The end of such calls' names: somebody has counted that at least one try was answered by 429."""
 TRIES = 10
@@ -63,6 +68,11 @@ def labelled(found: dict[str, float], wanted: dict[str, float]) -> float:
 def answered(answer: object) -> None:
     """There is an answer, whose numbers are others than those expected."""
     assert answer
+
+
+def is_written(text: str | None) -> None:
+    """The text is that of shoal.Client."""
+    assert text == WRITTEN, f"{text!r}, not {WRITTEN!r}"
 
 
 def refused(kind: type[Exception], call: Callable[[], object], *attributes: tuple[str, object]) -> None:

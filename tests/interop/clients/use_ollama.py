@@ -3,7 +3,26 @@
 import asyncio
 
 import ollama
-from checking import ALONE, BASE, LIMITED, MODEL, TEXTS, VECTORS, WAITED, answered, check, distance, is_told, refused
+from checking import (
+    ALONE,
+    BASE,
+    LIMITED,
+    MESSAGES,
+    MODEL,
+    SYSTEM,
+    TEXTS,
+    TOKENS,
+    USER,
+    VECTORS,
+    WAITED,
+    WRITER,
+    answered,
+    check,
+    distance,
+    is_told,
+    is_written,
+    refused,
+)
 
 client = ollama.Client(host=BASE)
 limited = ollama.Client(host=LIMITED)
@@ -24,6 +43,23 @@ def asynchronous() -> float:
     return distance(asyncio.run(ollama.AsyncClient(host=BASE).embed(model=MODEL, input=TEXTS)).embeddings, VECTORS)
 
 
+def chat() -> None:
+    options = {"num_predict": TOKENS, "temperature": 0.5}
+    is_written(client.chat(model=WRITER, messages=MESSAGES, options=options).message.content)
+    parts = client.chat(model=WRITER, messages=MESSAGES, options=options, stream=True)
+    *found, last = parts
+    is_written("".join(part.message.content for part in (*found, last)))
+    assert (last.done, last.done_reason) == (True, "length")
+
+
+def generate() -> None:
+    options = {"num_predict": TOKENS}
+    is_written(client.generate(model=WRITER, prompt=USER, system=SYSTEM, options=options).response)
+    parts = client.generate(model=f"{WRITER}:latest", prompt=USER, system=SYSTEM, options=options, stream=True)
+    is_written("".join(part.response for part in parts))
+    assert client.show(WRITER).capabilities == ["completion"]
+
+
 def seconds(error: ollama.ResponseError) -> float:
     assert error.status_code == 429
     return 2.0  # it shows no headers
@@ -41,6 +77,8 @@ check("embed, query, dimensions", lambda: answered(client.embed(model=f"{MODEL}:
 check("embeddings", lambda: distance([client.embeddings(model=MODEL, prompt=TEXTS[0]).embedding], ALONE))
 check("list, ps", listed)
 check("show", shown)
+check("chat, stream", chat)
+check("generate, stream; show", generate)
 check("errors", errors)
 check("AsyncClient.embed", asynchronous)
 check(

@@ -5,7 +5,25 @@ import base64
 import struct
 
 import openai
-from checking import ALONE, BASE, LIMITED, MODEL, TEXTS, VECTORS, WAITED, answered, check, distance, refused, waits
+from checking import (
+    ALONE,
+    BASE,
+    EXPECTED,
+    LIMITED,
+    MESSAGES,
+    MODEL,
+    TEXTS,
+    TOKENS,
+    VECTORS,
+    WAITED,
+    WRITER,
+    answered,
+    check,
+    distance,
+    is_written,
+    refused,
+    waits,
+)
 
 client = openai.OpenAI(base_url=f"{BASE}/v1", api_key="any")
 limited = openai.OpenAI(base_url=f"{LIMITED}/v1", api_key="any")
@@ -72,6 +90,46 @@ def errors() -> None:
     refused(openai.BadRequestError, lambda: client.embeddings.create(model=MODEL, input=[[1, 2]]), ("param", "input"))
 
 
+def chat() -> None:
+    answer = client.chat.completions.create(model=WRITER, messages=MESSAGES, max_tokens=TOKENS, temperature=0.2)
+    is_written(answer.choices[0].message.content)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == EXPECTED["written_tokens"]
+
+
+def chat_stream() -> None:
+    options = {"include_usage": True}
+    events = list(
+        client.chat.completions.create(model=WRITER, messages=MESSAGES, max_tokens=TOKENS, stream=True, stream_options=options)
+    )
+    is_written("".join(event.choices[0].delta.content or "" for event in events if event.choices))
+    assert events[-1].usage.completion_tokens == EXPECTED["written_tokens"]
+    assert [event.choices[0].finish_reason for event in events if event.choices][-1] == "length"
+
+
+def chat_at_once() -> None:
+    async def one(several: openai.AsyncOpenAI) -> str:
+        stream = await several.chat.completions.create(model=WRITER, messages=MESSAGES, max_tokens=TOKENS, stream=True)
+        return "".join([event.choices[0].delta.content or "" async for event in stream])
+
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{BASE}/v1", api_key="any") as several:
+            return await asyncio.gather(*(one(several) for _ in range(6)))
+
+    for text in asyncio.run(ask()):
+        is_written(text)
+
+
+def chat_errors() -> None:
+    def ask(**more: object) -> object:
+        return client.chat.completions.create(**({"model": WRITER, "messages": MESSAGES} | more))
+
+    refused(openai.NotFoundError, lambda: ask(model="gpt-4o", stream=True), ("code", "model_not_found"))
+    refused(openai.BadRequestError, lambda: ask(model=MODEL), ("code", "model_not_supported"))
+    refused(openai.BadRequestError, lambda: ask(messages=[*MESSAGES, MESSAGES[-1]]), ("param", "messages[2].role"))
+    refused(openai.BadRequestError, lambda: ask(n=2), ("param", "n"))
+
+
 check("embeddings (base64 unasked)", embed)
 check("embeddings (float)", lambda: embed(encoding_format="float"))
 check("embeddings (base64 asked)", raw)
@@ -81,5 +139,9 @@ check("models.list, retrieve", models)
 check("request id", request_id)
 check("AsyncOpenAI, six at once", many_at_once)
 check("errors", errors)
+check("chat.completions", chat)
+check("chat.completions, stream", chat_stream)
+check("chat.completions, six streams at once (AsyncOpenAI)", chat_at_once)
+check("chat.completions, errors", chat_errors)
 check(f"embeddings {WAITED}", lambda: waits(slow))
 check(f"RateLimitError with max_retries=0 {WAITED}", not_repeated)

@@ -8,12 +8,31 @@ import os
 from typing import Any
 
 import openai
-from checking import ALONE, BASE, LIMITED, MODEL, QUERY, TEXTS, VECTORS, WAITED, check, distance, ranked, refused, waits
+from checking import (
+    ALONE,
+    BASE,
+    LIMITED,
+    MODEL,
+    QUERY,
+    SYSTEM,
+    TEXTS,
+    USER,
+    VECTORS,
+    WAITED,
+    WRITER,
+    check,
+    distance,
+    is_written,
+    ranked,
+    refused,
+    waits,
+)
+from checking import TOKENS as MOST
 from langchain_cohere import CohereEmbeddings, CohereRerank
 from langchain_core.documents import Document
 from langchain_huggingface import HuggingFaceEndpointEmbeddings
-from langchain_ollama import OllamaEmbeddings
-from langchain_openai import OpenAIEmbeddings
+from langchain_ollama import ChatOllama, OllamaEmbeddings
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from langchain_voyageai import VoyageAIRerank
 
 TOKENS = os.environ["INTEROP_TOKENS"]
@@ -45,6 +64,12 @@ def rerank(ranker: Any) -> float:
     return ranked((document.metadata["index"], document.metadata["relevance_score"]) for document in found)
 
 
+def chat(model: Any) -> None:
+    messages = [("system", SYSTEM), ("human", USER)]
+    is_written(model.invoke(messages).content)
+    is_written("".join(part.content for part in model.stream(messages)))
+
+
 def errors() -> None:
     refused(openai.NotFoundError, lambda: of_openai(BASE, model="nobody", check_embedding_ctx_length=False).embed_query("a"))
     refused(openai.BadRequestError, lambda: of_openai(BASE).embed_query("a"), ("param", "input"))
@@ -54,6 +79,11 @@ check("OpenAIEmbeddings(check_embedding_ctx_length=False)", lambda: embed(as_tex
 check("OpenAIEmbeddings, token ids (SHOAL_CL100K)", as_tokens)
 check("OpenAIEmbeddings.aembed_documents", lambda: distance(asyncio.run(as_texts.aembed_documents(TEXTS)), VECTORS))
 check(f"OpenAIEmbeddings {WAITED}", lambda: waits(lambda: distance(slow.embed_documents(TEXTS), VECTORS)))
+check(
+    "ChatOpenAI, invoke and stream",
+    lambda: chat(ChatOpenAI(base_url=f"{BASE}/v1", api_key="any", model=WRITER, max_tokens=MOST)),
+)
+check("ChatOllama, invoke and stream", lambda: chat(ChatOllama(base_url=BASE, model=WRITER, num_predict=MOST)))
 check("CohereEmbeddings", lambda: embed(cohere))
 check("CohereRerank", lambda: rerank(CohereRerank(base_url=BASE, cohere_api_key="any", model=MODEL, top_n=len(TEXTS))))
 check("HuggingFaceEndpointEmbeddings", lambda: embed(hub))
