@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -96,6 +96,16 @@ class _Exchange:
         return self.route.path if self.route is not None else metrics.OTHER
 
 
+@dataclass(frozen=True, slots=True)
+class _Along:
+    """An answer that is sent while it is made. It is not compressed, which would keep pieces back."""
+
+    pieces: AsyncGenerator[bytes]
+    media_type: bytes
+    status: int = 200
+    headers: Headers = _AS_IT_COMES
+
+
 class Application:
     """`names`: the aliases of the moment. `extra`: routes that the edge answers by itself, by path."""
 
@@ -144,17 +154,18 @@ class Application:
     ) -> None:
         try:
             answer = await self._answered(exchange, scope, receive, connection)
-            answer = compressed(answer, self._encoding(exchange, scope))
+            if isinstance(answer, Answer):
+                answer = compressed(answer, self._encoding(exchange, scope))
         except Problem as problem:
             answer = _told(exchange, problem)
         except Exception:
             log.exception("request failed", extra=fields({"route": exchange.name}))
-            answer = exchange.dialect.error(Problem("INTERNAL", f"unexpected error; the log has it as {exchange.request_id}"))
+            answer = exchange.dialect.error(_unexpected(exchange))
         milliseconds = str(round((time.perf_counter() - exchange.begin) * 1000)).encode()
         common = ((b"x-request-id", exchange.request_id.encode()), (b"openai-processing-ms", milliseconds))
         exchange.status = await _send(send, answer, common) or CLIENT_LEFT
 
-    async def _answered(self, exchange: _Exchange, scope: Scope, receive: Receive, connection: Connected | None) -> Answer:
+    async def _answered(self, exchange: _Exchange, scope: Scope, receive: Receive, connection: Connected | None) -> Answer | _Along:
         """Raises Problem."""
         headers = exchange.headers
         REQUEST_ID.set(exchange.request_id)
@@ -177,7 +188,9 @@ class Application:
             received = Received(body, self._names(), model, *kinds, exchange.request_id, length, self._vocabulary)
             return await self._asked(exchange, route, received, metadata, deadline)
 
-    async def _asked(self, exchange: _Exchange, route: Route, received: Received, metadata: Metadata, deadline: float) -> Answer:
+    async def _asked(
+        self, exchange: _Exchange, route: Route, received: Received, metadata: Metadata, deadline: float
+    ) -> Answer | _Along:
         """Asks the mesh until there is an answer. Raises Problem."""
         step: Question | Stream | Answer
         step, message = await _maybe_in_thread(len(received.body), lambda: _serialised(route.ask(received)))
@@ -201,7 +214,7 @@ class Application:
                 step, message = _serialised(step.answer(reply))
         return step
 
-    async def _begun(self, exchange: _Exchange, stream: Stream, message: bytes, metadata: Metadata, deadline: float) -> Answer:
+    async def _begun(self, exchange: _Exchange, stream: Stream, message: bytes, metadata: Metadata, deadline: float) -> _Along:
         """Waits for the first reply. Raises Problem."""
         MODEL.set(getattr(stream.message, "model", ""))
         replies = self._routers.stream(stream.method, message, seconds=_left(deadline), metadata=metadata)
@@ -212,7 +225,7 @@ class Application:
         except BaseException:
             await replies.aclose()
             raise
-        return Answer(_told_along(exchange, stream, begin, replies), media_type=stream.media_type, headers=_AS_IT_COMES)
+        return _Along(_told_along(exchange, stream, begin, replies), stream.media_type)
 
     def _encoding(self, exchange: _Exchange, scope: Scope) -> str:
         """How the answer is to be compressed; empty: not at all."""
@@ -286,12 +299,27 @@ async def _told_along(exchange: _Exchange, stream: Stream, begin: bytes, replies
             yield begin
             async for reply in replies:
                 yield stream.tell(reply)
-        except (ShoalError, Problem) as error:
-            problem = Problem.of(error, stream) if isinstance(error, ShoalError) else error
-            log.info("answer broken off", extra=fields({"route": exchange.name, "reason": problem.reason}))
-            if exchange.span is not traces.NONE:
-                exchange.span.set_attribute("error.type", problem.reason)
-            yield stream.fail(problem)
+        except Exception as error:
+            yield stream.fail(_broken_off(exchange, stream, error))
+
+
+def _broken_off(exchange: _Exchange, stream: Stream, error: Exception) -> Problem:
+    """Why an answer ends whose status has been sent."""
+    if isinstance(error, ShoalError):
+        problem = Problem.of(error, stream)
+    elif isinstance(error, Problem):
+        problem = error
+    else:
+        log.exception("request failed", extra=fields({"route": exchange.name}))
+        problem = _unexpected(exchange)
+    log.info("answer broken off", extra=fields({"route": exchange.name, "reason": problem.reason}))
+    if exchange.span is not traces.NONE:
+        exchange.span.set_attribute("error.type", problem.reason)
+    return problem
+
+
+def _unexpected(exchange: _Exchange) -> Problem:
+    return Problem("INTERNAL", f"unexpected error; the log has it as {exchange.request_id}")
 
 
 def _is_near(scope: Scope) -> bool:
@@ -325,9 +353,13 @@ async def _maybe_in_thread(
     return await asyncio.to_thread(work) if size >= LARGE_BYTES else work()
 
 
-async def _send(send: Send, answer: Answer, common: Headers) -> int:
+async def _send(send: Send, answer: Answer | _Along, common: Headers) -> int:
     """Writes the answer; returns its status. Between two pieces of a large one other requests have their turn."""
     headers = [(b"content-type", answer.media_type), *common, *answer.headers]
+    if isinstance(answer, _Along):
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await _send_along(send, answer.pieces)
+        return answer.status
     if isinstance(answer.body, bytes):
         body = answer.body
         headers.append((b"content-length", b"%d" % len(body)))
@@ -339,9 +371,6 @@ async def _send(send: Send, answer: Answer, common: Headers) -> int:
         await send({"type": "http.response.body", "body": body[sent:] if sent else body})
         return answer.status
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    if isinstance(answer.body, AsyncIterator):
-        await _send_along(send, answer.body)
-        return answer.status
     waiting = bytearray()
     for piece in answer.body:
         waiting += piece
@@ -353,16 +382,13 @@ async def _send(send: Send, answer: Answer, common: Headers) -> int:
     return answer.status
 
 
-async def _send_along(send: Send, pieces: AsyncIterator[bytes]) -> None:
+async def _send_along(send: Send, pieces: AsyncGenerator[bytes]) -> None:
     """Sends each piece when it is there; the next one is asked for when the client has taken enough of those before."""
-    try:
+    async with aclosing(pieces):
         async for piece in pieces:
             if piece:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
-    finally:
-        if isinstance(pieces, AsyncGenerator):
-            await pieces.aclose()
 
 
 @lru_cache(maxsize=1024)

@@ -19,7 +19,7 @@ from msgspec import inspect
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2
 
-from services.edge.messages.base import Answer, Problem, Question, Received, Route
+from services.edge.messages.base import Answer, Problem, Question, Received, Route, Stream
 from services.edge.messages.names import Names
 from services.edge.messages.names import Target as Alias
 from services.edge.routes import Table
@@ -108,8 +108,11 @@ def _try(data: bytes) -> None:
     random = chance.Random(data)
     dialect = route.dialect
     try:
-        step: Question | Answer = route.ask(received)
+        step: Question | Stream | Answer = route.ask(received)
         for _ in range(MOST_STEPS):
+            if isinstance(step, Stream):
+                _try_stream(step, random)
+                return
             if isinstance(step, Answer):
                 _check_answer(step)
                 return
@@ -133,6 +136,27 @@ def _try(data: bytes) -> None:
         raise Broken(f"{route.path}: more than {MOST_STEPS} questions")
     except Problem as problem:
         _check_problem(route, (problem.dialect or dialect).error(problem), problem)
+
+
+def _try_stream(stream: Stream, random: Random) -> None:
+    """Texts that come in pieces, and from the beginning again; an answer of another text, or of none, may follow."""
+    stream.message.SerializeToString()
+    texts = ["", "a", " shoal", " of fish", "\n\n", "data: é"]
+    told = b""
+    try:
+        for _ in range(random.randrange(4)):
+            one = pb.ExtractDelta(text=random.choice(texts), restarted=random.random() < 0.2)
+            told += stream.tell(pb.ExtractStreamResponse(deltas=[one]))
+        results = [_extraction(random) for _ in range(random.random() < 0.9)]
+        told += stream.tell(pb.ExtractStreamResponse(response=pb.ExtractResponse(results=results)))
+    except Problem as problem:
+        told += stream.fail(problem)
+    except IndexError:
+        told += stream.fail(Problem("INTERNAL", "a router's fault"))
+    pieces = told.decode().split("\n\n") if stream.media_type.startswith(b"text/event-stream") else told.decode().splitlines()
+    for piece in filter(None, pieces):
+        if piece != "data: [DONE]":
+            json.loads(piece.removeprefix("data: "))
 
 
 def _reply(random: Random, question: Question, *, is_right: bool) -> Message:

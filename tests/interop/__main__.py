@@ -65,7 +65,7 @@ HEAD_LINES: Final = 4
 CLASSIFIER: Final = "random/bert-classes"
 TAGGER: Final = "random/bert-entities"
 WRITER: Final = "random/qwen3-chat"
-ASKED: Final = {"system": "Be short.", "user": "a text about fish", "tokens": 30}
+SYSTEM, USER, TOKENS = "Be short.", "a text about fish", 30
 """What the writer is asked, by all clients."""
 ALIASES: Final = {
     "text-embedding-3-small": {"model": MINILM, "dimensions": 384},
@@ -240,8 +240,7 @@ def wanted_numbers(address: str) -> dict[str, Any]:
         classes = client.classify(CLASSIFIER, TEXTS)
         one_class = [client.classify(CLASSIFIER, [text])[0] for text in TEXTS]
         zero_shot = [client.classify(CLASSIFIER, [text], ["fish", "wood"], hypothesis="About {}.")[0] for text in TEXTS]
-        task = shoal.ReadText(instruction=str(ASKED["system"]), max_tokens=int(ASKED["tokens"]))
-        written = client.extract(WRITER, [str(ASKED["user"])], task)
+        written = client.extract(WRITER, [USER], shoal.ReadText(instruction=SYSTEM, max_tokens=TOKENS))
         tagged = [client.entities(TAGGER, [text])[0] for text in TEXTS]
     assert dense is not None
     assert alone is not None
@@ -257,7 +256,7 @@ def wanted_numbers(address: str) -> dict[str, Any]:
         "classifier": CLASSIFIER,
         "tagger": TAGGER,
         "writer": WRITER,
-        "asked": ASKED,
+        "asked": {"system": SYSTEM, "user": USER, "tokens": TOKENS},
         "written": written[0].text,
         "written_tokens": written.usage.output_tokens,
         "entities": [[[one.label, one.score, one.start, one.end] for one in result.entities] for result in tagged],

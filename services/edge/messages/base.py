@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -126,10 +126,9 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response. `body`: its bytes or, for large ones, pieces of them, each made in about a millisecond when it is asked for; the
-    pieces of an asynchronous iterator are sent as they come."""
+    """A response. `body`: its bytes or, for large ones, pieces of them, each made in about a millisecond when it is asked for."""
 
-    body: bytes | Iterator[bytes] | AsyncIterator[bytes]
+    body: bytes | Iterator[bytes]
     status: int = 200
     media_type: bytes = JSON
     headers: Headers = ()
