@@ -78,6 +78,7 @@ def reference_run(model: transformers.PreTrainedModel, texts: Texts) -> Callable
             input_ids=ids,
             attention_mask=mask,
             do_sample=False,
+            use_cache=True,  # which the configs of the tests turn off
             max_new_tokens=max(texts.answers),
             pad_token_id=0,
             eos_token_id=None,

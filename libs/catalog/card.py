@@ -59,8 +59,8 @@ class DenseModule:
 class StaticQueries:
     """Sparse query vectors without a forward pass: each vocabulary token has a fixed weight.
 
-    `folder`: where the tokenizer is. `file`: the weights, safetensors with the one tensor `weight` or a JSON object by token.
-    `default`: inputs without a role are encoded as queries.
+    `folder`: where the tokenizer is. `file`: the weights, safetensors with the one tensor `weight` or a JSON object by token, or of
+    V-SPLADE the checkpoint's own tensors, of which they are made. `default`: inputs without a role are encoded as queries.
     """
 
     folder: str

@@ -49,7 +49,8 @@ _SIZES: Final = ((64, 96), (300, 40), (64, 96))
 
 
 def works(card: Card, texts: list[str]) -> Iterator[Work]:
-    """A job for each task of the model. Of a model of images the items are these, and then texts, if it reads them."""
+    """A job for each task of the model. Of a model of images the items are these, and then texts, if it reads them; where texts are
+    queries alone, the documents of a score are images."""
     if "image" in card.inputs:
         yield from _image_works(card, texts if "text" in card.inputs else [])
         return
@@ -72,6 +73,7 @@ def works(card: Card, texts: list[str]) -> Iterator[Work]:
 
 
 def _image_works(card: Card, texts: list[str]) -> Iterator[Work]:
+    queries_alone = card.sparse is not None and card.sparse.queries is not None
     items = [*[""] * len(_SIZES), *texts]
     images = [_png(*size) for size in _SIZES]
 
@@ -83,7 +85,8 @@ def _image_works(card: Card, texts: list[str]) -> Iterator[Work]:
             case "encode":
                 yield EncodeWork(items, representations=card.representations, parts=parts("items"))
             case "score":
-                yield ScoreWork("", items, query_parts=(Part(images[1], "query.image"),), parts=parts("documents"))
+                documents = items[: len(_SIZES)] if queries_alone else items
+                yield ScoreWork("", documents, query_parts=(Part(images[1], "query.image"),), parts=parts("documents"))
             case "classify":
                 yield ClassifyWork(items, labels=_LABELS, parts=parts("items"))
             case "regions":

@@ -136,6 +136,26 @@ class TensorFile:
         }
         return TensorFile(self.source, {**self._entries, **zeros})
 
+    def joined(self, first: str, second: str) -> TensorFile:
+        """The same tensors, with the rows of `second` after those of `first`, under its name: a copy in memory.
+
+        Raises ModelBroken where one is missing, or their rows differ in size or type.
+        """
+        for name in (first, second):
+            if name not in self._entries:
+                raise ModelBroken(f"{self.source}: tensor {name!r} is missing")
+        one, other = self.read(first), self.read(second)
+        if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
+            place = f"{self.file_of(second)}: tensor {second!r}"
+            raise ModelBroken(f"{place} is {_told(other)}; {first!r}, which it continues, is {_told(one)}")
+        rows = torch.cat((one, other))
+        mapping = mmap.mmap(-1, max(1, rows.nbytes))
+        if rows.numel():
+            torch.frombuffer(mapping, dtype=rows.dtype, count=rows.numel()).copy_(rows.flatten())
+        entries = {name: entry for name, entry in self._entries.items() if name != second}
+        entries[first] = _Entry(self._entries[first].file, mapping, rows.dtype, tuple(rows.shape), 0)
+        return TensorFile(self.source, entries)
+
     def names(self) -> list[str]:
         return list(self._entries)
 
@@ -167,6 +187,10 @@ class TensorFile:
         if entry.update is None:
             return stored
         return stored.float() + entry.update.scale * (entry.update.b.float() @ entry.update.a.float())
+
+
+def _told(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _read_shards(root: Path, folder: str) -> dict[str, _Entry]:

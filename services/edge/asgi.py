@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, Protocol
@@ -25,7 +25,7 @@ from libs.telemetry import metrics, traces
 from libs.telemetry.logs import MODEL, REQUEST_ID, Value, fields
 from services.edge.compression import ENCODINGS, Compression, Inflating, compressed, wanted
 from services.edge.credentials import Trust, headers_of, metadata_of, request_id_of, seconds_of, trace_of
-from services.edge.messages.base import Answer, Dialect, Headers, Problem, Question, Received, Route
+from services.edge.messages.base import Answer, Dialect, Headers, Problem, Question, Received, Route, Stream
 from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary
 from services.edge.routers import Routers
@@ -40,6 +40,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 LARGE_BYTES: Final = 64 * 1024
 """A larger body is parsed in a thread; for a smaller one the hand-over takes longer than parsing."""
 CLIENT_LEFT: Final = 499
+_AS_IT_COMES: Final[Headers] = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+"""Tells proxies not to collect the pieces of an answer (the second: nginx)."""
 _SEND_BYTES: Final = 256 * 1024
 """An answer is sent in pieces of about so much: what a client that reads slowly makes wait in the transport's buffer."""
 
@@ -177,15 +179,15 @@ class Application:
 
     async def _asked(self, exchange: _Exchange, route: Route, received: Received, metadata: Metadata, deadline: float) -> Answer:
         """Asks the mesh until there is an answer. Raises Problem."""
-        step: Question | Answer
+        step: Question | Stream | Answer
         step, message = await _maybe_in_thread(len(received.body), lambda: _serialised(route.ask(received)))
-        while isinstance(step, Question):
+        while not isinstance(step, Answer):
+            if isinstance(step, Stream):
+                return await self._begun(exchange, step, message, metadata, deadline)
             if step.dialect is not None:
                 exchange.dialect = step.dialect
             MODEL.set(getattr(step.message, "model", ""))
-            seconds = deadline - time.monotonic()
-            if seconds <= 0:
-                raise Problem("DEADLINE_PASSED", "the request's time was over before it could be sent to a router")
+            seconds = _left(deadline)
             try:
                 reply, size = await self._routers.ask_sized(step.method, message, seconds=seconds, metadata=metadata)
             except ShoalError as error:
@@ -198,6 +200,19 @@ class Application:
                 self._hold(exchange, size)
                 step, message = _serialised(step.answer(reply))
         return step
+
+    async def _begun(self, exchange: _Exchange, stream: Stream, message: bytes, metadata: Metadata, deadline: float) -> Answer:
+        """Waits for the first reply. Raises Problem."""
+        MODEL.set(getattr(stream.message, "model", ""))
+        replies = self._routers.stream(stream.method, message, seconds=_left(deadline), metadata=metadata)
+        try:
+            begin = stream.tell(await anext(replies))
+        except ShoalError as error:
+            raise Problem.of(error, stream) from None
+        except BaseException:
+            await replies.aclose()
+            raise
+        return Answer(_told_along(exchange, stream, begin, replies), media_type=stream.media_type, headers=_AS_IT_COMES)
 
     def _encoding(self, exchange: _Exchange, scope: Scope) -> str:
         """How the answer is to be compressed; empty: not at all."""
@@ -252,8 +267,31 @@ class Application:
         self._state.held_bytes = total
 
 
-def _serialised(step: Question | Answer) -> tuple[Question | Answer, bytes]:
-    return step, step.message.SerializeToString() if isinstance(step, Question) else b""
+def _serialised(step: Question | Stream | Answer) -> tuple[Question | Stream | Answer, bytes]:
+    return step, b"" if isinstance(step, Answer) else step.message.SerializeToString()
+
+
+def _left(deadline: float) -> float:
+    """Seconds. Raises Problem where there are none."""
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise Problem("DEADLINE_PASSED", "the request's time was over before it could be sent to a router")
+    return seconds
+
+
+async def _told_along(exchange: _Exchange, stream: Stream, begin: bytes, replies: AsyncGenerator[Any]) -> AsyncGenerator[bytes]:
+    """What is written, as it comes. A failure ends it in the dialect's form, since the status has been sent."""
+    async with aclosing(replies):
+        try:
+            yield begin
+            async for reply in replies:
+                yield stream.tell(reply)
+        except (ShoalError, Problem) as error:
+            problem = Problem.of(error, stream) if isinstance(error, ShoalError) else error
+            log.info("answer broken off", extra=fields({"route": exchange.name, "reason": problem.reason}))
+            if exchange.span is not traces.NONE:
+                exchange.span.set_attribute("error.type", problem.reason)
+            yield stream.fail(problem)
 
 
 def _is_near(scope: Scope) -> bool:
@@ -281,7 +319,9 @@ def _told(exchange: _Exchange, problem: Problem) -> Answer:
     return answer
 
 
-async def _maybe_in_thread(size: int, work: Callable[[], tuple[Question | Answer, bytes]]) -> tuple[Question | Answer, bytes]:
+async def _maybe_in_thread(
+    size: int, work: Callable[[], tuple[Question | Stream | Answer, bytes]]
+) -> tuple[Question | Stream | Answer, bytes]:
     return await asyncio.to_thread(work) if size >= LARGE_BYTES else work()
 
 
@@ -299,6 +339,9 @@ async def _send(send: Send, answer: Answer, common: Headers) -> int:
         await send({"type": "http.response.body", "body": body[sent:] if sent else body})
         return answer.status
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    if isinstance(answer.body, AsyncIterator):
+        await _send_along(send, answer.body)
+        return answer.status
     waiting = bytearray()
     for piece in answer.body:
         waiting += piece
@@ -308,6 +351,18 @@ async def _send(send: Send, answer: Answer, common: Headers) -> int:
         await asyncio.sleep(0)
     await send({"type": "http.response.body", "body": bytes(waiting)})
     return answer.status
+
+
+async def _send_along(send: Send, pieces: AsyncIterator[bytes]) -> None:
+    """Sends each piece when it is there; the next one is asked for when the client has taken enough of those before."""
+    try:
+        async for piece in pieces:
+            if piece:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+    finally:
+        if isinstance(pieces, AsyncGenerator):
+            await pieces.aclose()
 
 
 @lru_cache(maxsize=1024)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Final, Literal
 
 from services.edge.messages.base import Answer, Problem, invalid
@@ -109,8 +109,8 @@ def _quality(parameters: str) -> float:
 
 
 def compressed(answer: Answer, encoding: str) -> Answer:
-    """The answer in that encoding where it is worth it, else as it is."""
-    if not encoding:
+    """The answer in that encoding where it is worth it, else as it is; so are pieces that are sent as they come."""
+    if not encoding or isinstance(answer.body, AsyncIterator):
         return answer
     rest: Iterator[bytes] = iter(())
     begin, rest = (answer.body, rest) if isinstance(answer.body, bytes) else _begun(answer.body)

@@ -58,9 +58,32 @@ class Routers:
                 return reply
             except (CannotConnect, Draining) as error:
                 self._addresses.failed(address)
-                is_taken = isinstance(error, CannotConnect) and (error.was_sent or len(self._addresses) == 1)
-                if is_taken or tries <= 0:
+                if tries <= 0 or self._is_taken(error):
                     raise
+
+    async def stream(self, method: Method[Any, R], body: bytes, *, seconds: float, metadata: Metadata) -> AsyncGenerator[R]:
+        """The replies to a serialised request, which goes to another router until one has replied. Closing the generator cancels
+        the call. Raises ShoalError."""
+        as_bytes: Method[bytes, R] = Method(method.path, bytes, method.parse)
+        tries, has_begun = max(2, len(self._addresses)), False
+        while True:
+            address = self._addresses.current
+            tries -= 1
+            try:
+                replies = self._transport.stream(address, as_bytes, body, timeout=seconds, metadata=metadata)
+                async with aclosing(replies):
+                    async for reply in replies:
+                        has_begun = True
+                        yield reply
+                return
+            except (CannotConnect, Draining) as error:
+                self._addresses.failed(address)
+                if has_begun or tries <= 0 or self._is_taken(error):
+                    raise
+
+    def _is_taken(self, error: ShoalError) -> bool:
+        """Whether the router may have got the request, or there is no other router."""
+        return isinstance(error, CannotConnect) and (error.was_sent or len(self._addresses) == 1)
 
     async def watch(self, metadata: Metadata) -> AsyncGenerator[mesh_pb2.WatchMeshResponse]:
         """The mesh once a second, from one router until it ends the stream. Raises ShoalError."""

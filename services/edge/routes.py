@@ -10,11 +10,13 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from services.edge.dialects import cohere, huggingface, jina, kserve, models, ollama, openai, rerank, sie, tei, vllm
+from services.edge.dialects.writing import chat, ollama_chat
 from services.edge.messages.base import Dialect, Problem, Route
 
 MODEL: Final = "{model}"
 ROUTES: Final[tuple[Route, ...]] = (
     *openai.ROUTES,
+    *chat.ROUTES,
     *rerank.ROUTES,
     *sie.ROUTES,
     *tei.ROUTES,
@@ -22,6 +24,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *cohere.ROUTES,
     *jina.ROUTES,
     *ollama.ROUTES,
+    *ollama_chat.ROUTES,
     *vllm.ROUTES,
     *kserve.ROUTES,
     *models.ROUTES,

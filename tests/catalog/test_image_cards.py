@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from libs.catalog import coverage, read_card
+from libs.catalog import Sparse, StaticQueries, coverage, read_card
 from libs.catalog.card import Card
 from libs.catalog.cards import read_catalog
+from libs.catalog.overrides import Hints, Overrides
 from libs.errors import ModelBroken
-from tests.catalog.test_detect import Files, write, write_tensors
+from tests.catalog.test_detect import Files, modules, write, write_tensors
 
 BOTH = ("encode", "score", "classify")
 QWEN3_VL = {
@@ -26,6 +27,14 @@ QWEN3_VL = {
     },
     "vision_config": {"model_type": "qwen3_vl", "depth": 24, "hidden_size": 1024, "out_hidden_size": 2048},
 }
+V_SPLADE = {
+    "architectures": ["VSpladeForMaskedLM"],
+    "model_type": "modernvbert",
+    "additional_vocab_size": 40,
+    "text_config": {"model_type": "modernbert", "hidden_size": 768, "max_position_embeddings": 7999, "vocab_size": 50_408},
+    "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 768, "image_size": 512, "patch_size": 16},
+}
+SPARSE = {"model_type": "SparseEncoder", "similarity_fn_name": "dot"}
 OPEN_CLIP = {
     "model_cfg": {
         "embed_dim": 768,
@@ -110,11 +119,17 @@ CARDS: dict[str, tuple[Files, Wanted]] = {
         Wanted("qwen3_vl_nemotron_embed", ("encode", "score"), 262_144, multi_vector=2048),
     ),
     "Qwen/Qwen3-VL-Reranker-2B": ({"config.json": QWEN3_VL}, Wanted("qwen3_vl", ("score",), 262_144)),
+    "naver/v-splade-quality": (
+        {"config.json": V_SPLADE, "config_sentence_transformers.json": SPARSE},
+        Wanted("modernvbert", ("encode", "score"), 7999),
+    ),
 }
+TENSORS = {"naver/v-splade-quality": {"encoder.mlm_head.decoder.weight": [50_368, 1]}}
+"""Of models that are told by a tensor."""
 
 
 def card_of(model: str, directory: Path, files: Files) -> Card:
-    write(directory, files)
+    write(directory, files, TENSORS.get(model))
     if "open_clip_config.json" in files:
         write_tensors(directory / "open_clip_model.safetensors", {"a": [1]})
     return read_card(directory, model, read_catalog().of(model))
@@ -126,6 +141,35 @@ def test_the_card_is_as_published(model: str, tmp_path: Path) -> None:
     card = card_of(model, tmp_path, files)
     assert card.kind == "images"
     assert Wanted(card.family, card.tasks, card.max_tokens, card.dimensions, card.multi_vector_dimensions) == wanted
+
+
+def test_v_splade_is_told_by_its_tensors(tmp_path: Path) -> None:
+    """Its configuration alone is ModernVBERT's, and sentence-transformers' files name modules that are code of the checkpoint."""
+    files, _ = CARDS["naver/v-splade-quality"]
+    routes = {"types": {"query_0_A": "modeling_st.A", "": "modeling_st.B"}, "structure": {"query": ["query_0_A"], "document": [""]}}
+    listed: Files = {"modules.json": modules(("", "sentence_transformers.models.Router")), "router_config.json": routes}
+    card = card_of("naver/v-splade-quality", tmp_path / "a", files | listed)
+    assert (card.representations, card.scoring, card.multi_vector_dimensions) == (("sparse",), "dot", 0)
+    assert card.sparse == Sparse(50_368, queries=StaticQueries("", "model.safetensors", default=True))
+    assert card.inputs == ("text", "image")
+    settings = SPARSE | {"similarity_fn_name": "cosine", "max_active_dims": 256}
+    other = card_of("naver/v-splade-quality", tmp_path / "b", files | {"config_sentence_transformers.json": settings})
+    assert other.sparse is not None
+    assert (other.scoring, other.sparse.strongest) == ("sparse_cosine", 256)
+    assert other.revision != card.revision
+    plain = card_of("org/modernvbert", tmp_path / "c", files)
+    assert (plain.representations, plain.sparse) == (("multi_vector",), None)
+
+
+def test_kinds_that_v_splade_and_other_models_are_not(tmp_path: Path) -> None:
+    directory = write(tmp_path / "a", {"config.json": V_SPLADE}, TENSORS["naver/v-splade-quality"])
+    for hints in (Hints(kind="dense"), Hints(kind="multi_vector"), Hints(kind="yes_no")):
+        with pytest.raises(ModelBroken, match="sparse vectors alone"):
+            read_card(directory, "org/model", Overrides("here", detect=hints))
+    assert read_card(directory, "org/model", Overrides("here", detect=Hints(kind="sparse"))).representations == ("sparse",)
+    other = write(tmp_path / "b", {"config.json": QWEN3_VL})
+    with pytest.raises(ModelBroken, match=r"has no tensor 'encoder\.mlm_head\.decoder\.weight'"):
+        read_card(other, "org/model", Overrides("here", detect=Hints(kind="sparse")))
 
 
 def test_models_that_no_catalogue_lists(tmp_path: Path) -> None:

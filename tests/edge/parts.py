@@ -43,6 +43,7 @@ class Script:
     encode: Callable[[pb.EncodeRequest], pb.EncodeResponse] | None = None
     score: Callable[[pb.ScoreRequest], pb.ScoreResponse] | None = None
     extract: Callable[[pb.ExtractRequest], pb.ExtractResponse] | None = None
+    write: Callable[[pb.ExtractRequest], AsyncIterator[pb.ExtractStreamResponse]] | None = None
     models: list[models_pb2.Model] = field(default_factory=list)
     requests: list[Any] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
@@ -101,8 +102,14 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         raise NotImplementedError
 
     async def ExtractStream(self, request: pb.ExtractRequest, context: Context) -> AsyncIterator[pb.ExtractStreamResponse]:
-        yield pb.ExtractStreamResponse()
-        raise NotImplementedError
+        await self.script.note(request, context)
+        assert self.script.write is not None
+        try:
+            async for reply in self.script.write(request):
+                yield reply
+        except asyncio.CancelledError:
+            self.script.cancelled += 1
+            raise
 
 
 class Models(models_pb2_grpc.ModelServiceServicer):

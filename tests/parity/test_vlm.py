@@ -151,6 +151,22 @@ def test_long_texts_are_cut_within_their_frame(model: VisionLanguageModel) -> No
     assert caught.value.field == "items[1].text"
 
 
+def test_tokens_in_a_table_of_their_own(tmp_path: Path) -> None:
+    """ModernVBERT as colpali-engine's releases have it: added tokens come after the others, and config.json counts these alone."""
+    theirs = small("modernvbert")
+    theirs.save(tmp_path)
+    file, place = tmp_path / "model.safetensors", "model.text_model.embeddings.tok_embeddings."
+    tensors, config = load_file(file), json.loads((tmp_path / "config.json").read_text())
+    table = tensors[f"{place}weight"]
+    apart = {f"{place}weight": table[:400].clone(), f"{place}additional_embedding.weight": table[400:].clone()}
+    save_file(tensors | apart, file)
+    config["text_config"]["vocab_size"] = 400
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = load_vision_language(tmp_path, dtype=torch.float32, device=CPU)
+    wanted = theirs.pages([opened(data) for data in pages()[:2]]) + theirs.queries(QUERIES)
+    assert worst(vectors(model, pages_of(model)[:2] + queries_of(model)), wanted) <= FLOAT_BOUND
+
+
 def test_adapters_are_merged_into_their_base(tmp_path: Path) -> None:
     """As PEFT saves colpali-engine's: of the language model, the tower and the projection."""
     theirs, base, adapter = small("qwen2_5_vl"), tmp_path / "base", tmp_path / "adapter"

@@ -96,7 +96,7 @@ _TILE_TOKENS += [f"<row_{row + 1}_col_{column + 1}>" for row in range(4) for col
 _TILES = {"size": {"longest_edge": 96}, "max_image_size": {"longest_edge": 32}}
 
 
-def _colmodernvbert() -> Small:
+def colmodernvbert() -> Small:
     tokenizer = _tokenizer("bert", _TILE_TOKENS)
     special = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
     config = transformers.ModernVBertConfig(
@@ -159,7 +159,7 @@ def _colidefics3(name: str) -> Small:
 
 
 def _engine_modernvbert() -> Small:
-    theirs = _colmodernvbert()
+    theirs = colmodernvbert()
     tokenizer, images = theirs.processor.tokenizer, theirs.processor.image_processor
     return Small(_Engine(theirs.model.vlm, 48, "custom_text_proj"), _EngineProcessor(images, tokenizer, image_seq_len=4))
 
@@ -305,7 +305,7 @@ def _nemotron() -> Small:
 
 MODELS: dict[str, Callable[[], Small]] = {
     "colpali": _colpali,
-    "colmodernvbert": _colmodernvbert,
+    "colmodernvbert": colmodernvbert,
     "idefics3": partial(_colidefics3, "idefics3"),
     "modernvbert": _engine_modernvbert,
     "smolvlm": partial(_colidefics3, "smolvlm"),
@@ -321,11 +321,11 @@ MODELS: dict[str, Callable[[], Small]] = {
 @cache
 def small(kind: str) -> Small:
     made = MODELS[kind]()
-    _draw(made.model)
+    draw(made.model)
     return made
 
 
-def _draw(model: torch.nn.Module) -> None:
+def draw(model: torch.nn.Module) -> None:
     """In evaluation mode, float32, every parameter drawn wide, since transformers' own initialisation hardly tests attention."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -382,7 +382,7 @@ def conversation() -> Conversation:
     tokenizer = _tokenizer("qwen", _QWEN_TOKENS)
     settings = _qwen_settings("qwen3_vl", len(tokenizer), tokenizer.convert_tokens_to_ids("<|image_pad|>"))
     model = transformers.Qwen3VLForConditionalGeneration(transformers.Qwen3VLConfig(**settings))
-    _draw(model)
+    draw(model)
     return Conversation(model, transformers.ColQwen2Processor(_qwen_images(), tokenizer))
 
 

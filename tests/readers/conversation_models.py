@@ -68,7 +68,7 @@ def write(kind: str, directory: Path, *, tied: bool = False, **generation: objec
     config.tie_word_embeddings = tied
     config.text_config.tie_word_embeddings = tied
     model = transformers.AutoModelForImageTextToText.from_config(config).eval()
-    vlm_models._draw(model)
+    vlm_models.draw(model)
     model.tie_weights()
     for key, value in (GENERATION | generation).items():
         setattr(model.generation_config, key, value)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libs.models import WRITE
 from services.worker.scheduling.batcher import (
     BULK_SHARE,
     CANDIDATES,
@@ -255,6 +256,29 @@ def test_a_bunch_of_a_light_client_goes_before_a_backlog_but_no_longer_than_its_
     most = math.ceil(BURST_SECONDS / 0.1)
     assert all(order[:most])
     assert sum(order) - sum(not one for one in order) <= most + 2, "then they take turns"
+
+
+def test_a_model_that_writes_has_no_burst_before_the_other_models_of_its_caller() -> None:
+    room, writer = WaitingRoom(), Group("org/writer", WRITE)
+    arrived = 0
+
+    def one_more(now: float) -> None:
+        nonlocal arrived
+        room.add(A, [Waiting(arrived := arrived + 1, 0, 10, now)])
+
+    for now in range(3):
+        one_more(now)
+        serve(room, WIDE, now, seconds=0.1)
+    room.add(writer, [Waiting(1000, 0, 10, 3.0)])
+    order = []
+    for now in range(3, 13):
+        one_more(now)
+        batch = serve(room, WIDE, now, seconds=0.1)
+        order.append(batch.group)
+        if batch.group == writer:
+            room.add(writer, batch.chosen)  # unfinished
+    assert order[:2] != [writer, writer], "else all that arrives in the meantime waits for the whole credit"
+    assert order.count(writer) == 5, "and from then on they take turns"
 
 
 def test_flows_that_keep_pace_share_batches() -> None:

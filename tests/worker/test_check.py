@@ -27,6 +27,7 @@ from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.glirel_models import make_reference as make_glirel
 from tests.parity.image_models import write_checkpoint as write_image_model
 from tests.parity.image_repositories import write_repository
+from tests.parity.v_splade_models import v_splade
 
 LABELS = ("O", "B-PER", "I-PER")
 CHECK = EntryPoint("models.check", "services.worker.check.command:check", plugins.GROUP)
@@ -144,6 +145,16 @@ def test_a_model_of_images_passes(tmp_path: Path, family: Literal["clip", "sigli
         assert [test for test in tests if not test.passed and "bfloat16" not in test.name] == []
         assert {test.name.split(":")[0] for test in tests} >= {"encode", "score"}
         assert "encode: same text, same answer" in {test.name for test in tests}
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers warns of its own future
+def test_a_model_whose_texts_are_queries_alone_passes(tmp_path: Path) -> None:
+    """V-SPLADE: its texts have no forward, and are no documents of a score."""
+    v_splade().save(tmp_path)
+    assert why(inspect(tmp_path, "tests/v-splade", None))["inputs"][0] == "text, image"
+    tests = list(selftest.run(tmp_path, "tests/v-splade", None))
+    assert [test for test in tests if not test.passed and "bfloat16" not in test.name] == []
+    assert {"encode: answer", "score: answer", "encode: same text, same answer"} <= {test.name for test in tests}
 
 
 def test_a_model_that_is_given_entities_passes(tmp_path: Path) -> None:

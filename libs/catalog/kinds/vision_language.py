@@ -1,19 +1,29 @@
 """Vision-language models that retrieve: how they are recognised, and their Card.
 
 Their `model_type` says which family it is, and a card in the catalog or modules.json what a language model without a projection is
-used for (`detect.kind`). What an image costs is read when a model is loaded (`libs/models/images/vlm`).
+used for (`detect.kind`); V-SPLADE, which has sparse vectors, is told by its tensors. What an image costs is read when a model is
+loaded (`libs/models/images/vlm`).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
-from libs.catalog.card import Card, Kind
+from libs.catalog.card import Card, Kind, Scoring, Sparse, StaticQueries
 from libs.catalog.checkpoint.adapter import FILE as ADAPTER
 from libs.catalog.checkpoint.adapter import WEIGHTS as ADAPTER_WEIGHTS
 from libs.catalog.checkpoint.adapter import base_of
-from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, read_json, tensor_files
+from libs.catalog.checkpoint.files import (
+    Config,
+    digest,
+    need_config,
+    read_config,
+    read_json,
+    tensor_files,
+    tensor_shape,
+)
 from libs.errors import ModelBroken
 
 MODEL_TYPES: Final = (
@@ -25,13 +35,29 @@ _FILES: Final = ("config.json", "preprocessor_config.json", "processor_config.js
 _PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
 _POSITIONS: Final = {"colpali": 8192, "idefics3": 2048, "smolvlm": 2048, "modernvbert": 8192, "colmodernvbert": 8192}
 
-Form = Literal["multi_vector", "dense", "score"]
+_WEIGHTS: Final = "model.safetensors"
+_SENTENCE: Final = "config_sentence_transformers.json"
+_SPARSE_FILES: Final = (_SENTENCE, "chat_template.jinja")
+_DECODER: Final = "encoder.mlm_head.decoder.weight"
+"""V-SPLADE's, [columns of its sparse vectors, hidden]. By its configuration alone it is ModernVBERT."""
+
+Form = Literal["multi_vector", "dense", "sparse", "score"]
 
 
 def is_vision_language(directory: Path) -> bool:
     """Whether a checkpoint is a model of texts and images in one sequence."""
     config = read_config(directory, "config.json")
-    return config is not None and config.values.get("model_type") in MODEL_TYPES
+    known = config is not None and config.values.get("model_type") in MODEL_TYPES
+    return known or sparse_columns(directory) > 0
+
+
+def sparse_columns(directory: Path) -> int:
+    """The width of V-SPLADE's sparse vectors, from the tensors' header; 0: it is another model."""
+    config = read_config(directory, "config.json")
+    if config is None or "vision_config" not in config.values or not (directory / _WEIGHTS).is_file():
+        return 0
+    shape = tensor_shape(directory, [_WEIGHTS], _DECODER)
+    return shape[0] if shape else 0
 
 
 def is_merged(directory: Path, base: Path | None) -> bool:
@@ -53,12 +79,13 @@ def vision_language_card(directory: Path, model: str, kind: Kind | None = None, 
     config = need_config(home, "config.json")
     if not any((one / "tokenizer.json").exists() for one in (directory, home)):
         raise ModelBroken(f"tokenizer.json: missing from {home}. transformers' AutoTokenizer writes it with save_pretrained")
-    family, form = config.text("model_type"), _form(home, kind)
+    family, columns = config.text("model_type"), sparse_columns(home)
+    form = _form(home, kind, columns)
     whole = config.part("vlm_config") if "vlm_config" in config.values else config
     texts = whole.part("text_config") if "text_config" in whole.values else whole
-    return Card(
+    card = Card(
         model=model,
-        revision=model.partition("@")[2] or directory.name.partition("@")[2] or _digest(directory, base),
+        revision=model.partition("@")[2] or directory.name.partition("@")[2] or _digest(directory, base, form),
         family=family,
         kind="images",
         tasks=("score",) if form == "score" else ("encode", "score"),
@@ -71,13 +98,24 @@ def vision_language_card(directory: Path, model: str, kind: Kind | None = None, 
         scoring="yes_no" if form == "score" else "cosine" if form == "dense" else "maxsim",
         score_activation="sigmoid" if form == "score" else "identity",
     )
+    return _sparse(home, card, columns) if form == "sparse" else card
 
 
-def _digest(directory: Path, base: Path | None) -> str:
+def _sparse(directory: Path, card: Card, columns: int) -> Card:
+    """V-SPLADE's: pages are its documents, and texts its queries."""
+    top = read_config(directory, _SENTENCE) or Config(_SENTENCE, {})
+    queries = StaticQueries(folder="", file=_WEIGHTS, default=True)
+    found = Sparse(columns, strongest=top.number("max_active_dims"), queries=queries)
+    scoring: Scoring = "sparse_cosine" if top.text("similarity_fn_name") == "cosine" else "dot"
+    return replace(card, sparse=found, scoring=scoring, normalize=False)
+
+
+def _digest(directory: Path, base: Path | None, form: Form) -> str:
+    files = [*_FILES, *(_SPARSE_FILES if form == "sparse" else ())]
     if base is None:
-        return digest(directory, list(_FILES), tensor_files(directory, ""))
-    own = digest(directory, [ADAPTER, *_FILES], [ADAPTER_WEIGHTS])
-    return own[:6] + digest(base, list(_FILES), tensor_files(base, ""))[:6]
+        return digest(directory, files, tensor_files(directory, ""))
+    own = digest(directory, [ADAPTER, *files], [ADAPTER_WEIGHTS])
+    return own[:6] + digest(base, files, tensor_files(base, ""))[:6]
 
 
 def _width(texts: Config) -> int:
@@ -90,8 +128,16 @@ def _vector_width(config: Config, texts: Config, family: str) -> int:
     return config.number("embed_dim", 320) if family == "colqwen3" else config.number("embedding_dim", 128)
 
 
-def _form(directory: Path, kind: Kind | None) -> Form:
-    """sentence-transformers' modules.json has a pooling of models with one vector for an item."""
+def _form(directory: Path, kind: Kind | None, columns: int) -> Form:
+    """sentence-transformers' modules.json has a pooling of models with one vector for an item. `columns`: of sparse vectors."""
+    if columns and kind in ("dense", "multi_vector", "yes_no"):
+        raise ModelBroken(
+            f"{_WEIGHTS}: is V-SPLADE's, which has sparse vectors alone: a card of the kind {kind!r} cannot be served"
+        )
+    if columns:
+        return "sparse"
+    if kind == "sparse":
+        raise ModelBroken(f"{_WEIGHTS}: has no tensor {_DECODER!r}: of models of images V-SPLADE alone has sparse vectors")
     if kind == "yes_no":
         return "score"
     if kind in ("dense", "multi_vector"):

@@ -30,6 +30,7 @@ _UNITS = {
     "attention.cpp": ("-fopenmp",),
     "layer.cpp": ("-fopenmp",),
     "paged.cpp": ("-fopenmp",),
+    "resize.cpp": ("-fopenmp", "-ffp-contract=off"),
     "rows.cpp": ("-fopenmp",),
     "avx2.cpp": _AVX2,
     "avx512.cpp": _AVX512,

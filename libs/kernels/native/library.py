@@ -51,6 +51,10 @@ def _no_layer(packed: bytes, kind: int) -> int:
     return 1
 
 
+def _no_resize(x: int, height: int, width: int, step: int, out: int, rows: int, columns: int, resample: int) -> int:
+    return 1
+
+
 Int8Linear = Callable[[bytes, int, int], None]
 """(packed `struct Int8Linear` of `int8.h`, instruction set as `int8.py` numbers them, 0 for float32 or 1 for bfloat16)"""
 
@@ -62,6 +66,8 @@ class Native:
     `attention`: (packed `struct Attention` of `attention.h`, 0 for float32 or 1 for bfloat16) -> 0, or 1 if it ran out of memory.
     `layer`: the same of `struct LayerCall`; `paged`: of `struct Paged` of `paged.h`. `rows`: None: torch's operators.
     `int8`: linear layers in int8, which `int8.py` calls; `int8_sets`: how many of its instruction sets this CPU has.
+    `resize`: (address of [height, width, step] bytes, height, width, step, address of the result, its height and width, the number
+    of the filter) -> as `attention`.
     """
 
     instructions: str
@@ -71,6 +77,7 @@ class Native:
     int8: Int8Linear | None = None
     int8_sets: int = 0
     paged: Callable[[bytes, int], int] = _no_layer
+    resize: Callable[[int, int, int, int, int, int, int, int], int] = _no_resize
 
     def has_layers(self, dtype: torch.dtype) -> bool:
         """Whether `layer` computes in this type."""
@@ -132,9 +139,16 @@ def load(path: Path, instructions: str) -> Native:
 
     int8 = opened.shoal_int8_linear
     int8.argtypes, int8.restype = (ctypes.c_char_p, _INT, _INT), None
-    int8_sets = opened.shoal_int8_set() + 1
+    opened.shoal_resize.argtypes = (_INT, _AT, _LONG, _LONG, _INT, _AT, _LONG, _LONG, _INT)
     return Native(
-        instructions, entry("shoal_attention"), entry("shoal_layer"), Rows(opened, number), int8, int8_sets, entry("shoal_paged")
+        instructions,
+        entry("shoal_attention"),
+        entry("shoal_layer"),
+        Rows(opened, number),
+        int8,
+        opened.shoal_int8_set() + 1,
+        entry("shoal_paged"),
+        partial(opened.shoal_resize, number),
     )
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from libs.kernels.layout import Layout, cumulated
-from libs.kernels.native import paged, panels, rows
+from libs.kernels.native import paged, panels, resize, rows
 from libs.kernels.native.attention import attend_with
 from libs.kernels.native.layer import LayerParts, Linear, NativeLayer, Norm
 from libs.kernels.native.library import Native
@@ -29,6 +29,7 @@ def wrong(loaded: Native) -> str:
         "embeddings": _embeds,
         "pages": _pages,
         "layers": _layers,
+        "images": _images,
     }
     for what, trial in trials.items():
         if not all(trial(loaded, dtype, bound) for dtype, bound in _BOUNDS.items()):
@@ -177,6 +178,14 @@ def _layers(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
         if not (_is_near(got, wanted, 4 * bound) and _is_near(few, wanted[chosen[1].long()], 4 * bound)):
             return False
     return True
+
+
+def _images(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
+    """Bytes, whatever the type: torch sums in int16 weights, so that one may differ by one."""
+    x = torch.arange(21 * 37 * 3).mul(79).remainder(256).to(torch.uint8).view(21, 37, 3)
+    got = resize.resized(x.numpy(), (9, 50), resize.BICUBIC, loaded)
+    wanted = F.interpolate(x.permute(2, 0, 1)[None].float(), (9, 50), mode="bicubic", antialias=True)[0].permute(1, 2, 0)
+    return got is not None and _is_near(torch.from_numpy(got), wanted.clamp(0, 255), 2.0)
 
 
 def _layer(dtype: torch.dtype, *, post: bool) -> tuple[list[Tensor], LayerParts]:

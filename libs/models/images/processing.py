@@ -17,6 +17,7 @@ from PIL import Image
 
 from libs.errors import InvalidInput
 from libs.models.images.decoding import Pixels
+from libs.models.images.resizing import resized, size_of
 from libs.models.layers.spec import Config
 
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -161,18 +162,16 @@ class ImageProcessing:
     def apply(self, given: Pixels | Image.Image, field: str) -> NDArray[np.generic]:
         """[height, width, 3], or an image of mode RGB, which takes less time -> [height, width, 3] of the size `seen`, which raises
         for the same images. uint8, or float32 of 0 to 255 where pixels are not rounded."""
-        image = given if isinstance(given, Image.Image) else Image.fromarray(given)
-        height, width = self._resized(image.height, image.width, field)
-        pixels = self._pixels(image, (width, height))
+        pixels = self._pixels(given, self._resized(*size_of(given), field))
         return np.ascontiguousarray(pixels if self.crop is None else _cropped(pixels, *self.crop))
 
-    def _pixels(self, image: Image.Image, size: tuple[int, int]) -> NDArray[np.generic]:
-        """`size`: width and height."""
-        resample = Image.Resampling(self.resample)
-        if not self.rounded:
-            # Pillow resizes float32 numbers of one colour at a time, as torch's antialiased interpolate does.
-            return np.stack([np.asarray(one.convert("F").resize(size, resample)) for one in image.split()], axis=-1)
-        return np.asarray(image if size == image.size else image.resize(size, resample))
+    def _pixels(self, given: Pixels | Image.Image, size: tuple[int, int]) -> NDArray[np.generic]:
+        if self.rounded:
+            return resized(given, size, self.resample)
+        image = given if isinstance(given, Image.Image) else Image.fromarray(given)
+        wide = (size[1], size[0]), Image.Resampling(self.resample)
+        # Pillow resizes float32 numbers of one colour at a time, as torch's antialiased interpolate does.
+        return np.stack([np.asarray(one.convert("F").resize(*wide)) for one in image.split()], axis=-1)
 
     def _resized(self, height: int, width: int, field: str) -> tuple[int, int]:
         if self.size is None:

@@ -17,6 +17,7 @@ from libs.errors import InvalidInput
 from libs.models.images.decoding import Pixels
 from libs.models.images.detection.building import processor_values
 from libs.models.images.processing import ImageProcessing
+from libs.models.images.resizing import resized, size_of
 from libs.models.layers.spec import Config
 
 FIELD: Final = "text.instruction"
@@ -42,19 +43,16 @@ class DonutProcessing(ImageProcessing):
         if self.turns and (width < height) != (image.width < image.height) and image.width != image.height and width != height:
             image = image.transpose(Image.Transpose.ROTATE_270)
         short = min(height, width)
-        image = _resize(image, *_by_short_side(image.height, image.width, short, field), self.resample)
+        pixels = resized(image, _by_short_side(image.height, image.width, short, field), self.resample)
         if self.fits:
-            image = _resize(image, *_fitted(image.height, image.width, height, width), self.resample)
-        if image.height > height or image.width > width:
-            raise InvalidInput(f"the image is too thin: {image.width:,} x {image.height:,} pixels", field=field)
+            pixels = resized(pixels, _fitted(*size_of(pixels), height, width), self.resample)
+        down, across = size_of(pixels)
+        if down > height or across > width:
+            raise InvalidInput(f"the image is too thin: {across:,} x {down:,} pixels", field=field)
         page: Pixels = np.zeros((height, width, 3), np.uint8)
-        top, left = (height - image.height) // 2, (width - image.width) // 2
-        page[top : top + image.height, left : left + image.width] = np.asarray(image)
+        top, left = (height - down) // 2, (width - across) // 2
+        page[top : top + down, left : left + across] = pixels
         return page
-
-
-def _resize(image: Image.Image, height: int, width: int, resample: int) -> Image.Image:
-    return image if image.size == (width, height) else image.resize((width, height), Image.Resampling(resample))
 
 
 def _by_short_side(height: int, width: int, side: int, field: str) -> tuple[int, int]:

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import aclosing, nullcontext, suppress
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 from shoal.errors import ShoalError
@@ -223,7 +223,7 @@ class Console:
 
     async def _send(self, send: Send, route: str, answer: Answer) -> None:
         metrics.HTTP_REQUESTS.labels(route, str(answer.status)).inc()
-        body = answer.body if isinstance(answer.body, bytes) else b"".join(answer.body)
+        body = cast(bytes, answer.body)
         length = () if answer.status == 304 else ((b"content-length", b"%d" % len(body)),)
         await send(_start(answer.status, answer.media_type, (*answer.headers, *length)))
         await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,5 @@
-"""Ollama's HTTP API, as far as models here can serve it: embeddings and the list of models. Pure.
+"""Ollama's HTTP API, as far as models here can serve it: embeddings and the list of models; `writing` has what models
+write. Pure.
 
 Names may end in `:latest`, which is left away. Ollama's wire cannot say on which side of a search a text stands: the name does,
 `org/model:query`, or an alias. `options` and `keep_alive` are about Ollama's runner and are ignored.
@@ -32,7 +33,7 @@ from services.edge.messages.reading import count_of, read, role_of, target, text
 VERSION: Final = "0.12.0"
 """The version of Ollama whose API this is."""
 _LATEST: Final = ":latest"
-_LONG_AGO: Final = "1970-01-01T00:00:00Z"
+LONG_AGO: Final = "1970-01-01T00:00:00Z"
 """Clients parse the times of models, which nobody here knows."""
 _NEVER: Final = "2318-01-01T00:00:00Z"
 _RESIDENT: Final = models_pb2.MODEL_STATE_RESIDENT
@@ -117,7 +118,8 @@ class OllamaModels(msgspec.Struct, kw_only=True):
 
 
 class OllamaShown(msgspec.Struct, kw_only=True):
-    """`capabilities`: embedding, for models with dense vectors. `model_info` has names such as `bert.embedding_length`."""
+    """`capabilities`: embedding, for models with dense vectors; completion, for models that write. `model_info` has names such as
+    `bert.embedding_length`."""
 
     modelfile: str
     parameters: str
@@ -137,10 +139,10 @@ class OllamaVersion(msgspec.Struct, kw_only=True):
 def embed(received: Received) -> Question:
     """`POST /api/embed`. Raises Problem."""
     request = read(OllamaEmbedRequest, received)
-    named = _named(received, request.model)
+    named = model_named(received, request.model)
     if not request.input:
         nothing = {"model": request.model, "embeddings": [], "total_duration": 0, "load_duration": 0, "prompt_eval_count": 0}
-        return _known(named, nothing)
+        return if_known(named, nothing)
     is_one = isinstance(request.input, str)
     texts = [request.input] if isinstance(request.input, str) else request.input
     message = pb.EncodeRequest(
@@ -173,9 +175,9 @@ def embed(received: Received) -> Question:
 def embeddings(received: Received) -> Question:
     """`POST /api/embeddings`. Raises Problem."""
     request = read(OllamaEmbeddingsRequest, received)
-    named = _named(received, request.model)
+    named = model_named(received, request.model)
     if not request.prompt:
-        return _known(named, {"embedding": []})
+        return if_known(named, {"embedding": []})
     message = pb.EncodeRequest(
         model=named.model,
         items=[text_item(request.prompt, "prompt")],
@@ -223,7 +225,7 @@ def resident(received: Received) -> Question:
 def show(received: Received) -> Question:
     """`POST /api/show`. Raises Problem."""
     request = read(OllamaShowRequest, received)
-    named = _named(received, request.model or request.name or "")
+    named = model_named(received, request.model or request.name or "")
 
     def answer(reply: models_pb2.GetModelResponse) -> Answer:
         card = reply.model.card
@@ -235,10 +237,10 @@ def show(received: Received) -> Question:
             "modelfile": f"FROM {named.model}",
             "parameters": "",
             "template": "",
-            "modified_at": _LONG_AGO,
+            "modified_at": LONG_AGO,
             "details": _details(card),
             "model_info": info,
-            "capabilities": ["embedding"] if card.dimensions else [],
+            "capabilities": _capabilities(card),
         }
         return Answer(json_of(content))
 
@@ -255,13 +257,19 @@ def running(received: Received) -> Answer:
     return Answer(b"Ollama is running", media_type=b"text/plain; charset=utf-8")
 
 
-def _named(received: Received, name: str) -> Target:
+def model_named(received: Received, name: str) -> Target:
+    """The model of that name. Raises Problem."""
     return target(received, name if name in received.names.aliases else name.removesuffix(_LATEST) or name)
 
 
-def _known(named: Target, content: dict[str, Any]) -> Question:
+def if_known(named: Target, content: dict[str, Any]) -> Question:
     """Answers with `content` if the model is known."""
     return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), lambda reply: Answer(json_of(content)))
+
+
+def _capabilities(card: models_pb2.ModelCard) -> list[str]:
+    writes = ["completion"] if models_pb2.TASK_TEXT in card.tasks else []
+    return writes + (["embedding"] if card.dimensions else [])
 
 
 def _entry(name: str, model: models_pb2.Model) -> dict[str, Any]:
@@ -269,7 +277,7 @@ def _entry(name: str, model: models_pb2.Model) -> dict[str, Any]:
     return {
         "name": name,
         "model": name,
-        "modified_at": _LONG_AGO,
+        "modified_at": LONG_AGO,
         "size": card.bytes,
         "digest": card.revision,
         "details": _details(card),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -84,7 +84,7 @@ class Problem(Exception):
         """Whose error it is, where that follows only from the body; else the route's."""
 
     @staticmethod
-    def of(error: ShoalError, question: Question) -> Problem:
+    def of(error: ShoalError, question: Question | Stream) -> Problem:
         """The problem of a failed call to a router, in the names of the question's dialect."""
         status = STATUS.get(error.reason) or _OF_CODE.get(error.code, 500)
         message = question.renamed(error.message)
@@ -126,9 +126,10 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response. `body`: its bytes or, for large ones, pieces of them, each made in about a millisecond when it is asked for."""
+    """A response. `body`: its bytes or, for large ones, pieces of them, each made in about a millisecond when it is asked for; the
+    pieces of an asynchronous iterator are sent as they come."""
 
-    body: bytes | Iterator[bytes]
+    body: bytes | Iterator[bytes] | AsyncIterator[bytes]
     status: int = 200
     media_type: bytes = JSON
     headers: Headers = ()
@@ -150,9 +151,33 @@ class Question:
 
     def renamed(self, text: str) -> str:
         """A field's path, or a message with such paths, in the caller's names."""
-        for ours, theirs in self.fields:
-            text = re.sub(rf"(?<![\w.]){ours}(?![\w])", theirs, text)
-        return text
+        return _renamed(self.fields, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A call of the mesh whose replies are told as they come. The first of them decides about the status.
+
+    `tell`: the bytes for a reply, perhaps none; raises Problem, which ends the answer. `fail`: the bytes that end an answer which
+    has begun. `fields`: as of Question.
+    """
+
+    method: Method[Any, Any]
+    message: Message
+    tell: Callable[[Any], bytes]
+    fail: Callable[[Problem], bytes]
+    media_type: bytes
+    fields: Sequence[tuple[str, str]] = ()
+
+    def renamed(self, text: str) -> str:
+        """As of Question."""
+        return _renamed(self.fields, text)
+
+
+def _renamed(fields: Sequence[tuple[str, str]], text: str) -> str:
+    for ours, theirs in fields:
+        text = re.sub(rf"(?<![\w.]){ours}(?![\w])", theirs, text)
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +188,7 @@ class Dialect:
     error: Callable[[Problem], Answer]
 
 
-Asked = Callable[[Received], "Question | Answer"]
+Asked = Callable[[Received], "Question | Stream | Answer"]
 
 
 @dataclass(frozen=True, slots=True)

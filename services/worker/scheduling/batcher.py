@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Final
 
 from libs.models import WRITE
-from services.worker.scheduling.turns import Turns
+from services.worker.scheduling.turns import BURST_SECONDS, Turns
 
 BULK_SHARE: Final = 1 / 9
 """Weight of bulk work beside interactive work of the same tenant: a tenth of what both get, as in the lanes."""
@@ -129,8 +129,10 @@ class _Share:
         self.lines: dict[str, Turns[_LineKey]] = {}
 
     def come(self, line: _Line) -> None:
-        self.models.come(line.group.model)
-        self.lines.setdefault(line.group.model, Turns()).come(line.key)
+        # A model that writes has work for seconds: it is no burst, and with credit it would keep its caller's other models waiting.
+        credit = 0.0 if line.group.is_continuous else BURST_SECONDS
+        self.models.come(line.group.model, credit)
+        self.lines.setdefault(line.group.model, Turns()).come(line.key, credit)
 
     def leave(self, line: _Line, now: float) -> None:
         turns = self.lines[line.group.model]

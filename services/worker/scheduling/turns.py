@@ -1,7 +1,8 @@
 """Start-time fair queueing of flows that share one resource (Goyal, Vin, Cheng, SIGCOMM 1996): decisions only.
 
 The least-served flow, in device seconds divided by its weight, is next. The virtual time is the start tag of the flow in service; a
-new flow begins BURST_SECONDS behind it, and gets no more credit for the time it was away.
+new flow begins BURST_SECONDS behind it, and gets no more credit for the time it was away. A flow that comes without burst credit
+begins at the virtual time.
 """
 
 from __future__ import annotations
@@ -44,16 +45,17 @@ class Turns(Generic[Key]):
 
     def tag(self, key: Key) -> float:
         """The flow's tag; of one that does not wait, the tag it would begin with."""
-        if key in self._tags:
-            return self._tags[key]
-        begin = self._virtual - BURST_SECONDS
-        return max(begin, self._away[key][0]) if key in self._away else begin
+        return self._tags[key] if key in self._tags else self._begin(key, BURST_SECONDS)
 
-    def come(self, key: Key) -> None:
-        """The flow has something waiting."""
+    def come(self, key: Key, credit: float = BURST_SECONDS) -> None:
+        """The flow has something waiting. `credit`: how far behind the virtual time it begins at most."""
         if key not in self._tags:
-            self._tags[key] = self.tag(key)
+            self._tags[key] = self._begin(key, credit)
             self._away.pop(key, None)
+
+    def _begin(self, key: Key, credit: float) -> float:
+        begin = self._virtual - credit
+        return max(begin, self._away[key][0]) if key in self._away else begin
 
     def leave(self, key: Key, now: float) -> None:
         """The flow has nothing waiting any more."""

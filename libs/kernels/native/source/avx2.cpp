@@ -5,6 +5,7 @@
 
 #include "kernel.h"
 #include "paged.h"
+#include "resize.h"
 #include "rows.h"
 
 namespace {
@@ -133,4 +134,5 @@ struct Bfloat16 : Avx2 {
 const Kernel avx2_float32 = {Scratch<Float32>::room, attend<Float32>};
 const Kernel avx2_bfloat16 = {Scratch<Bfloat16>::room, attend<Bfloat16>};
 const Rows avx2_rows_float32 = rows_of<Float32>, avx2_rows_bfloat16 = rows_of<Bfloat16>;
+const ResizeKernel avx2_resize = resize_kernel;
 const PagedKernel avx2_paged_float32 = paged_of<Float32>, avx2_paged_bfloat16 = paged_of<Bfloat16>;

@@ -1,5 +1,6 @@
 // AVX512: float32, and bfloat16 by way of it.
 #include "avx512.h"
+#include "resize.h"
 
 namespace {
 
@@ -41,4 +42,5 @@ const Kernel avx512_float32 = {Scratch<Float32>::room, attend<Float32>};
 const Kernel avx512_bfloat16 = {Scratch<Bfloat16>::room, attend<Bfloat16>};
 const Rows avx512_rows_float32 = rows_of<Float32>, avx512_rows_bfloat16 = rows_of<Bfloat16>;
 const LayerKernel avx512_layer_float32 = layer_of<Float32>;
+const ResizeKernel avx512_resize = resize_kernel;
 const PagedKernel avx512_paged_float32 = paged_of<Float32>, avx512_paged_bfloat16 = paged_of<Bfloat16>;

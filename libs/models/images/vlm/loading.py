@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from tokenizers import Tokenizer
 
 from libs.catalog.checkpoint.adapter import FILE as ADAPTER
 from libs.catalog.checkpoint.adapter import base_of
 from libs.catalog.checkpoint.files import need_config, read_config, read_json, shortened
+from libs.catalog.kinds.vision_language import sparse_columns
 from libs.errors import ModelBroken
 from libs.models import weights
 from libs.models.images.loading import read_image_processor
 from libs.models.images.patches import PatchEmbedding
 from libs.models.images.vlm.blocks import BlockEmbedding, BlockSpec, WindowAttention
 from libs.models.images.vlm.connectors import Mergers
-from libs.models.images.vlm.families import colpali, glm, idefics, lighton, paddleocr, qwen
-from libs.models.images.vlm.families.family import Family, Files, VisionLanguageSpec
+from libs.models.images.vlm.families import colpali, glm, idefics, lighton, paddleocr, qwen, vsplade
+from libs.models.images.vlm.families.family import Family, Files, VisionLanguageSpec, special_around
 from libs.models.images.vlm.heads import Use, no_heads
 from libs.models.images.vlm.parts import PartsInput, Prompts
 from libs.models.images.vlm.tower import BlockTower, ImageTower
@@ -31,8 +31,9 @@ from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import Attention, PackedEncoder
 from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
 from libs.models.lora import Names, read_updates
+from libs.models.text.processing.static import TokenWeights
 from libs.models.text.registry import build_encoder, names_of, prepare
-from libs.models.text.tokenising.text import TextProcessor, run_of_ones, special_token
+from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.trunk import Trunk
 from libs.models.weights import TensorFile
@@ -45,14 +46,16 @@ _WHOLES: Final = ("", "model.", "vlm.", "vlm.model.")
 
 @dataclass(frozen=True, slots=True)
 class VisionLanguageModel:
-    """`trunks`: one, which takes texts and images in one sequence. Its heads are "multi_vector", "dense" or "score".
+    """`trunks`: one, which takes texts and images in one sequence. Its heads are "multi_vector", "dense", "sparse" or "score".
 
     `input`: the host's part for an item. `names`: of the text encoder's layers, as LoRA adapters that are loaded later have them.
+    `weights`: of tokens, where texts need no forward: the trunk then sees items with images alone.
     """
 
     trunks: tuple[Trunk, ...]
     input: PartsInput
     names: Names
+    weights: TokenWeights | None = None
 
 
 def model_types() -> tuple[str, ...]:
@@ -80,9 +83,7 @@ def load_vision_language(
         raise ModelBroken(f"{ADAPTER}: the model {name!r} is needed, of which this is an adapter")
     home = directory if base is None or not name else base
     config = Config(need_config(home, "config.json").values)
-    family = next((one for one in _FAMILIES if config.text("model_type") in one.MODEL_TYPES), None)
-    if family is None:
-        raise config.unsupported("model_type", f"supported are {', '.join(model_types())}")
+    family = _family_of(home, config)
     files = _files(directory, home, config, use or _used(home))
     spec = family.spec(files)
     if prompts is not None:
@@ -98,17 +99,43 @@ def load_vision_language(
     if name:
         tensors = tensors.merged({rename(f"{module}.weight"): update for module, update in read_updates(directory).items()})
     texts, rest = tensors.split("text.")
-    for number in range(spec.spare_layers):
-        texts = texts.split(f"layers.{Config(spec.text).layers('num_hidden_layers') + number}.")[1]
+    layers = Config(spec.text).layers("num_hidden_layers") if spec.spare_layers else 0
+    for unused in (*spec.unused, *(f"layers.{layers + number}." for number in range(spec.spare_layers))):
+        texts = texts.split(unused)[1]
+    texts, text = _with_tokens_apart(texts, spec.text)
     pictures, rest = rest.split("tower.")
     connecting, rest = rest.split("connector.")
     heads, rest = rest.split("head.")
     for unknown in rest.names():
         raise ModelBroken(f"{rest.file_of(unknown)}: tensor {unknown!r} is unknown to this family of models")
-    encoder, _ = build_encoder(spec.text, texts, dtype=dtype, device=device, head_tables={})
+    encoder, _ = build_encoder(text, texts, dtype=dtype, device=device, head_tables={})
     tower = _tower(spec, family, pictures, connecting, encoder, dtype, device)
-    trunk = Trunk(encoder, spec.heads(_state(heads, family.HEADS, device), encoder), tower)
-    return VisionLanguageModel((trunk,), _input(files, spec, encoder), _names(spec, family))
+    state = _state(heads, family.HEADS, device)
+    trunk = Trunk(encoder, spec.heads(state, encoder), tower)
+    found = None if spec.weights is None else spec.weights(state)
+    return VisionLanguageModel((trunk,), _input(files, spec, encoder), _names(spec, family), found)
+
+
+def _family_of(directory: Path, config: Config) -> Family:
+    """By `model_type`, but for V-SPLADE, which shares that of ModernVBERT: its tensors tell it."""
+    if sparse_columns(directory):
+        return vsplade
+    family = next((one for one in _FAMILIES if config.text("model_type") in one.MODEL_TYPES), None)
+    if family is None:
+        raise config.unsupported("model_type", f"supported are {', '.join(model_types())}")
+    return family
+
+
+def _with_tokens_apart(texts: TensorFile, text: Mapping[str, object]) -> tuple[TensorFile, Mapping[str, object]]:
+    """The text encoder's tensors and configuration with all tokens in one table.
+
+    colpali-engine's ModernVBERT keeps those of images and turns apart (its DecoupledEmbedding); they come after the others.
+    """
+    whole, apart = (f"embeddings.tok_embeddings.{name}weight" for name in ("", "additional_embedding."))
+    if apart not in texts.names():
+        return texts, text
+    texts = texts.joined(whole, apart)
+    return texts, {**text, "vocab_size": texts.shape(whole)[0]}
 
 
 def _names(spec: VisionLanguageSpec, family: Family) -> Names:
@@ -186,7 +213,7 @@ def _state(tensors: TensorFile, table: Mapping[str, weights.HeadRule], device: t
 
 def _input(files: Files, spec: VisionLanguageSpec, encoder: PackedEncoder) -> PartsInput:
     tokenizer = files.tokenizer
-    prompts = spec.prompts.within(*_around(tokenizer)) if spec.framed else spec.prompts
+    prompts = spec.prompts.within(*special_around(tokenizer)) if spec.framed else spec.prompts
     text = TextProcessor(
         tokenizer, limit=encoder.max_positions, segments=False, unknown=special_token(files.directory, "unk_token")
     )
@@ -195,10 +222,3 @@ def _input(files: Files, spec: VisionLanguageSpec, encoder: PackedEncoder) -> Pa
     if mark is None:
         raise ModelBroken(f"tokenizer.json: has no token {spec.mark!r}, which stands for images")
     return PartsInput(text, spec.pictures, prompts, mark)
-
-
-def _around(tokenizer: Tokenizer) -> tuple[str, str]:
-    """The special tokens that a tokenizer puts before and after a text."""
-    encoding = tokenizer.encode("a")
-    before, after = run_of_ones(encoding.special_tokens_mask), run_of_ones(reversed(encoding.special_tokens_mask))
-    return "".join(encoding.tokens[:before]), "".join(encoding.tokens[len(encoding.tokens) - after :])

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.errors import InvalidInput, TaskNotSupported
-from libs.models.images.decoding import LIMITS, Limits, Pixels, decode, header_size
+from libs.models.images.decoding import LIMITS, Limits, Pixels, decoded, header_size
 from libs.models.images.vlm.pictures import Laid, Pictures, axes_of, places_of
 from libs.models.recall import JobRecall
 from libs.models.text.tokenising.text import TextProcessor, Where, too_long
@@ -218,10 +218,10 @@ class PartsInput:
     def _decoded(self, data: bytes, path: str, before: dict[bytes, tuple[Pixels, ...]] | None) -> tuple[Pixels, ...]:
         """The pictures of a file. `before`: what was decoded already, and what is decoded now is added to."""
         if before is None:
-            return self.pictures.apply(decode(data, path, self.limits), path)
+            return self.pictures.apply(decoded(data, path, self.limits), path)
         digest = sha256(data).digest()
         if digest not in before:
-            before[digest] = self.pictures.apply(decode(data, path, self.limits), path)
+            before[digest] = self.pictures.apply(decoded(data, path, self.limits), path)
         return before[digest]
 
     def _laid(self, data: bytes, field: str) -> Laid:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from libs.catalog.card import Card
-from libs.errors import InvalidInput
+from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.images.vlm.parts import PartsInput, Recalled
-from libs.models.recall import Recall
+from libs.models.recall import JobRecall, Recall
 from libs.models.results import EncodeResult, Result, ScoreResult
 from libs.models.text.checks import need_task, prompt_of, unsupported
 from libs.models.text.processing import answers
 from libs.models.text.processing.embedding import asked_forms, check_encode, check_pooled
+from libs.models.text.processing.static import TokenWeights
 from libs.models.work import (
     EncodeWork,
     GoOn,
@@ -26,6 +27,7 @@ from libs.models.work import (
     Prepared,
     Role,
     ScoreWork,
+    SparseRow,
     Work,
     go_on_anyway,
     items_as_parts,
@@ -37,60 +39,93 @@ Array = NDArray[np.float32]
 
 
 class PartsProcessor:
-    """The processor of one model. Its head is "multi_vector", "dense" or, of a model that judges pairs, "score"."""
+    """The processor of one model. Its head is "multi_vector", "dense", "sparse" or, of a model that judges pairs, "score".
 
-    def __init__(self, card: Card, given: PartsInput, recall: Recall | None = None) -> None:
-        self._card, self._input = card, given
+    `weights`: of a model whose texts are queries that need no forward.
+    """
+
+    def __init__(self, card: Card, given: PartsInput, recall: Recall | None = None, weights: TokenWeights | None = None) -> None:
+        self._card, self._input, self._weights = card, given, weights
         self._recall = recall or Recall()
 
     def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         need_task(work, self._card)
-        head: Head
-        known = self._recall.job()
         match work:
             case EncodeWork():
                 (head,) = asked_forms(work, self._card)
                 check_encode(work, (head,), self._card)
                 items = items_as_parts(work)
-                recalled = Recalled(head, known)
-                sequences = [self._sequence(work, parts, work.role, go_on, recalled) for parts in items]
-                check_pooled(work, sequences, lambda index: _path(items[index]))
+                return self._vectors(work, head, items, [work.role] * len(items), go_on)
             case ScoreWork() if self._card.scoring == "yes_no":
-                head, items, query = "score", items_as_parts(work), query_as_parts(work)
-                asked, cut, recalled = self._instruction(work, "query"), work.truncation, Recalled(head, known, {})
-                sequences = [self._input.of_pair(query, parts, _path(parts), cut, go_on, asked, recalled) for parts in items]
+                return self._pairs(work, go_on)
             case ScoreWork():
-                if work.scale == "probability" and self._card.scoring != "cosine":
-                    raise InvalidInput("scores of multi_vector vectors have no probability: leave `scale` empty", field="scale")
                 (head,) = self._card.representations
+                if work.scale == "probability" and self._card.scoring != "cosine":
+                    raise InvalidInput(f"scores of {head} vectors have no probability: leave `scale` empty", field="scale")
                 items = [query_as_parts(work), *items_as_parts(work)]
-                roles: list[Role] = ["query", *["document"] * (len(items) - 1)]  # type: ignore[list-item]
-                recalled = Recalled(head, known)
-                sequences = [self._sequence(work, parts, role, go_on, recalled) for parts, role in zip(items, roles, strict=True)]
-            case _:
-                raise unsupported(work, self._card)
-        fields = tuple(map(_path, items))
-        images = sum(len(one.rows.places) for one in sequences if one.rows is not None)
-        outputs = known.known(sequences)
-        return Prepared(without_images(work), head, sequences, fields=fields, image_tokens=images, known=outputs)
+                return self._vectors(work, head, items, ["query", *["document"] * (len(items) - 1)], go_on)  # type: ignore[list-item]
+        raise unsupported(work, self._card)
 
     def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
-        work, rows = prepared.work, cast("Sequence[Array]", outputs)
+        work, head, found = prepared.work, prepared.head, _in_order(prepared, outputs)
+        if head == "sparse":
+            return self._sparse(work, cast("list[SparseRow]", found))
+        rows = cast("list[Array]", found)
         match work:
-            case EncodeWork() if prepared.head == "dense":
+            case EncodeWork() if head == "dense":
                 return EncodeResult(dense=answers.dense_rows(work, self._card, rows))
             case EncodeWork():
                 return EncodeResult(multi_vector=answers.token_rows(work, self._card, rows))
-            case ScoreWork() if prepared.head == "score":
+            case ScoreWork() if head == "score":
                 return ScoreResult(answers.pair_scores(np.stack(rows), self._card, work.scale))
-            case ScoreWork() if prepared.head == "dense":
+            case ScoreWork() if head == "dense":
                 return ScoreResult(answers.cosine_scores(rows[0], np.stack(rows[1:]), work.scale))
             case ScoreWork():
                 return ScoreResult(answers.maxsim_scores(rows[0], rows[1:], self._card))
         raise unsupported(work, self._card)
 
+    def _sparse(self, work: Work, rows: Sequence[SparseRow]) -> Result:
+        most, columns = (0, 0) if self._card.sparse is None else (self._card.sparse.strongest, self._card.sparse.columns)
+        rows = [answers.strongest(row, most) for row in rows]
+        match work:
+            case EncodeWork():
+                return EncodeResult(sparse=answers.sparse_rows(work, columns, rows))
+            case ScoreWork():
+                cosine = self._card.scoring == "sparse_cosine"
+                return ScoreResult(answers.dot_scores(rows[0], rows[1:], columns, cosine=cosine))
+        raise unsupported(work, self._card)
+
+    def _vectors(
+        self, work: EncodeWork | ScoreWork, head: Head, items: Sequence[Parts], roles: Sequence[Role], go_on: GoOn
+    ) -> Prepared:
+        """Items of which each has vectors of its own. Texts that need no forward are looked up, and have no sequence."""
+        known = self._recall.job()
+        looked_up: dict[int, SparseRow] = {}
+        seen: list[Parts] = []
+        sequences, tokens = [], 0
+        for number, (parts, role) in enumerate(zip(items, roles, strict=True)):
+            sequence = self._sequence(work, parts, role, go_on, Recalled(head, known))
+            if self._weights is not None and sequence.rows is None:
+                looked_up[number] = self._weights.row(sequence.ids)
+                tokens += sequence.tokens
+            else:
+                seen.append(parts)
+                sequences.append(sequence)
+        if isinstance(work, EncodeWork):
+            check_pooled(work, sequences, lambda index: _path(seen[index]))
+        return _prepared(work, head, seen, sequences, known, looked_up, tokens)
+
+    def _pairs(self, work: ScoreWork, go_on: GoOn) -> Prepared:
+        items, query, known = items_as_parts(work), query_as_parts(work), self._recall.job()
+        asked, cut, recalled = self._instruction(work, "query"), work.truncation, Recalled("score", known, {})
+        sequences = [self._input.of_pair(query, parts, _path(parts), cut, go_on, asked, recalled) for parts in items]
+        return _prepared(work, "score", items, sequences, known)
+
     def _sequence(self, work: EncodeWork | ScoreWork, parts: Parts, role: Role, go_on: GoOn, recalled: Recalled) -> InputSequence:
         go_on()
+        if self._weights is not None and role == "document" and all(isinstance(part.content, str) for part in parts):
+            message = f"the texts of {self._card.model} are queries: its documents are images, or images and texts"
+            raise TaskNotSupported(message, field=_path(parts))
         return self._input.of_parts(parts, _path(parts), role, work.truncation, go_on, self._instruction(work, role), recalled)
 
     def _instruction(self, work: EncodeWork | ScoreWork, role: Role) -> str:
@@ -102,3 +137,33 @@ class PartsProcessor:
 def _path(parts: Parts) -> str:
     """The item's path in the job: of a single part its own, else what stands before `.parts`."""
     return parts[0].field if len(parts) == 1 else parts[0].field.rpartition(".parts")[0] or parts[0].field
+
+
+def _prepared(
+    work: EncodeWork | ScoreWork,
+    head: Head,
+    items: Sequence[Parts],
+    sequences: list[InputSequence],
+    known: JobRecall,
+    looked_up: Mapping[int, SparseRow] | None = None,
+    tokens: int = 0,
+) -> Prepared:
+    """`items`: of the sequences. `looked_up`: the vectors of the others, by their place among all; `tokens`: theirs."""
+    return Prepared(
+        without_images(work),
+        head,
+        sequences,
+        looked_up,
+        looked_up=tokens,
+        fields=tuple(map(_path, items)),
+        image_tokens=sum(len(one.rows.places) for one in sequences if one.rows is not None),
+        known=known.known(sequences),
+    )
+
+
+def _in_order(prepared: Prepared, outputs: Sequence[Output]) -> list[Output]:
+    """The outputs of all items, those that were looked up in their places."""
+    looked_up = cast("Mapping[int, SparseRow]", prepared.notes or {})
+    computed = iter(outputs)
+    places = range(len(looked_up) + len(outputs))
+    return [looked_up[place] if place in looked_up else next(computed) for place in places]

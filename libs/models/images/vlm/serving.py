@@ -46,7 +46,8 @@ def load_vision_language_model(
         card = _measured(card, loaded)
         loaded.input.text.limit = card.max_tokens
         recall = Recall(card.model, card.revision, dtype, loaded.input.pictures)
-        model = PackedModel(card, loaded.trunks, Tokenising(PartsProcessor(card, loaded.input, recall)), loaded.names, device)
+        processor = PartsProcessor(card, loaded.input, recall, loaded.weights)
+        model = PackedModel(card, loaded.trunks, Tokenising(processor), loaded.names, device)
         model.recall = recall
         model.largest_picture = largest_picture(loaded.input)
         if device.type != "cpu":

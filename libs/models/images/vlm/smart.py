@@ -16,6 +16,7 @@ from libs.errors import InvalidInput
 from libs.models.images.decoding import Pixels
 from libs.models.images.patches import PatchSpec
 from libs.models.images.processing import ImageProcessing
+from libs.models.images.resizing import resized, size_of
 from libs.models.images.vlm.pictures import Laid
 from libs.models.layers.spec import Config
 
@@ -81,11 +82,8 @@ class SmartResize:
         patches = self.patches.tokens_of(height, width)
         return Laid(self.text, (rows * columns,), patches, None if self.plain else (rows, columns))
 
-    def apply(self, pixels: Pixels, field: str) -> tuple[Pixels, ...]:
-        height, width = self._size(pixels.shape[0], pixels.shape[1], field)
-        if (height, width) != pixels.shape[:2]:
-            resample = Image.Resampling(self.processing.resample)
-            pixels = np.asarray(Image.fromarray(pixels).resize((width, height), resample))
+    def apply(self, image: Image.Image | Pixels, field: str) -> tuple[Pixels, ...]:
+        pixels = resized(image, self._size(*size_of(image), field), self.processing.resample)
         return (np.ascontiguousarray(pixels),)
 
     def _size(self, height: int, width: int, field: str) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from PIL import Image
 from libs.errors import InvalidInput
 from libs.models.images.decoding import Pixels
 from libs.models.images.processing import ImageProcessing
+from libs.models.images.resizing import resized, size_of
 from libs.models.images.vlm.pictures import Laid
 from libs.models.layers.spec import Config
 
@@ -62,15 +63,14 @@ class Tiles:
             text, count = "".join(f"{line}\n" for line in tiles) + f"\n{_FAKE}{_GLOBAL}{MARK}{_FAKE}", down * across + 1
         return Laid(text, (self.rows,) * count, self.patches * count)
 
-    def apply(self, pixels: Pixels, field: str) -> tuple[Pixels, ...]:
-        height, width = self._whole(pixels.shape[0], pixels.shape[1])
+    def apply(self, image: Image.Image | Pixels, field: str) -> tuple[Pixels, ...]:
+        height, width = self._whole(*size_of(image))
         down, across = self._grid(height, width, field)
-        whole = pixels
         if self.longest is not None:
-            whole = self._resized(whole, *_within(pixels.shape[0], pixels.shape[1], self.longest))
+            image = self._resized(image, *_within(*size_of(image), self.longest))
         if not self.splits:
-            return (self._resized(whole, self.side, self.side),)
-        whole = self._resized(whole, height, width)
+            return (self._resized(image, self.side, self.side),)
+        whole = self._resized(image, height, width)
         if not down:
             return (whole,)
         side = self.side
@@ -103,11 +103,8 @@ class Tiles:
             raise InvalidInput(f"the image is too thin: it makes tiles of {width:,} x {height:,} pixels", field=field)
         return (0, 0) if down == across == 1 else (down, across)
 
-    def _resized(self, pixels: Pixels, height: int, width: int) -> Pixels:
-        if (height, width) == pixels.shape[:2]:
-            return pixels
-        resample = Image.Resampling(self.processing.resample)
-        return np.asarray(Image.fromarray(pixels).resize((width, height), resample))
+    def _resized(self, image: Image.Image | Pixels, height: int, width: int) -> Pixels:
+        return resized(image, (height, width), self.processing.resample)
 
 
 def _within(height: int, width: int, longest: int) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Sparse vectors of queries without a forward: a fixed weight for each distinct token (inference-free SPLADE, arXiv 2411.04403).
 
-Needs no device. Reads sentence-transformers' SparseStaticEmbedding and opensearch's idf.json.
+Needs no device. Reads sentence-transformers' SparseStaticEmbedding and opensearch's idf.json. V-SPLADE's weights are for each
+occurrence of a token, and are made of its embeddings (`libs/models/images/vlm/families/vsplade.py`).
 """
 
 from __future__ import annotations
@@ -41,6 +42,22 @@ class StaticLookup:
     def _row(self, ids: NDArray[np.int32]) -> SparseRow:
         distinct = np.unique(ids)
         weights = self._weights[distinct]
+        return SparseRow(distinct[weights != 0], weights[weights != 0])
+
+
+class TokenWeights:
+    """A fixed weight for each token, which counts as often as the token occurs: Li-LSR, as V-SPLADE has it.
+
+    `weights`: float32, by id; tokens with ids beyond them have none.
+    """
+
+    def __init__(self, weights: NDArray[np.float32]) -> None:
+        self._weights = weights
+
+    def row(self, ids: NDArray[np.int32]) -> SparseRow:
+        """The sparse vector of a text's tokens."""
+        distinct, counts = np.unique(ids[ids < len(self._weights)], return_counts=True)
+        weights = self._weights[distinct] * counts.astype(np.float32)
         return SparseRow(distinct[weights != 0], weights[weights != 0])
 
 

@@ -23,6 +23,8 @@ from libs.models.images.vlm.parts import Prompts
 from libs.models.images.vlm.pictures import Pictures
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config, EncoderSpec
+from libs.models.text.processing.static import TokenWeights
+from libs.models.text.tokenising.text import run_of_ones
 from libs.models.weights import HeadRule, Rule
 
 State = Mapping[str, Tensor]
@@ -51,7 +53,8 @@ class VisionLanguageSpec:
     `text`: the config.json of the text encoder. `encoder`, `patches`, `processing`: of the tower. `connector`: made of the tensors
     of `Family.CONNECTOR`. `heads`: by their names, made of those of `Family.HEADS` and the text encoder. `mark`: the image token.
     `framed`: the tokenizer's own special tokens stand around what `prompts` say. `spare_layers`: of the text encoder, after those
-    that config.json counts, which are left out (they guess further tokens).
+    that config.json counts, which are left out (they guess further tokens). `unused`: what the names of tensors begin with that no
+    layer of the text encoder reads. `weights`: of a model whose texts need no forward, made of the tensors of `Family.HEADS`.
     """
 
     text: Mapping[str, object]
@@ -65,6 +68,8 @@ class VisionLanguageSpec:
     mark: str
     framed: bool = False
     spare_layers: int = 0
+    unused: tuple[str, ...] = ()
+    weights: Callable[[State], TokenWeights] | None = None
 
 
 class Family(Protocol):
@@ -114,3 +119,10 @@ def siglip(
     spec = encoder_spec(config, hidden=hidden, layers=layers, heads=heads, ffn=ffn, eps=1e-6, activation="gelu_pytorch_tanh")
     side, grid = square_grid(config, image, patch)
     return spec, PatchSpec(spec.hidden, side, grid, class_token=False)
+
+
+def special_around(tokenizer: Tokenizer) -> tuple[str, str]:
+    """The special tokens that a tokenizer puts before and after a text."""
+    encoding = tokenizer.encode("a")
+    before, after = run_of_ones(encoding.special_tokens_mask), run_of_ones(reversed(encoding.special_tokens_mask))
+    return "".join(encoding.tokens[:before]), "".join(encoding.tokens[len(encoding.tokens) - after :])

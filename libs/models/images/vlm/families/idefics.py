@@ -21,6 +21,7 @@ MODEL_TYPES = ("idefics3", "smolvlm", "modernvbert", "colmodernvbert")
 
 NAMES = {
     "text_model.": "text.",
+    "vision_model.vision_model.": "tower.",
     "vision_model.": "tower.",
     "connector.modality_projection.proj.": "connector.linear.",
     "connector.modality_projection.": "connector.linear.",
@@ -36,14 +37,19 @@ HEADS: dict[str, HeadRule] = {"projection": Maybe("projection"), "words": None}
 
 _END = "<end_of_utterance>"
 _TOLD = "User:<image>Describe the image.<end_of_utterance>\nAssistant:"
+_UNUSED = ("layers.0.attn_norm.",)  # ModernBERT's first layer has no such norm; NAVER's exports hold one all the same
 _AUGMENTED = 10  # after a query; the model attends to them and gives vectors for them
 
 
 def spec(files: Files) -> VisionLanguageSpec:
     """Raises ModelBroken for a key that cannot be served."""
+    return spec_of(files, is_bert="modernvbert" in files.config.text("model_type"))
+
+
+def spec_of(files: Files, *, is_bert: bool) -> VisionLanguageSpec:
+    """`is_bert`: ModernVBERT, whose text encoder is ModernBERT. Raises ModelBroken for a key that cannot be served."""
     config = files.config.part("vlm_config") if files.config.has("vlm_config") else files.config
     texts, images = config.part("text_config"), config.part("vision_config")
-    is_bert = "modernvbert" in files.config.text("model_type")
     if is_bert:
         encoder, patches = siglip(images, hidden=768, layers=12, heads=12, ffn=3072, image=224, patch=16)
         side = config.size("pixel_shuffle_factor", 4)
@@ -69,6 +75,7 @@ def spec(files: Files) -> VisionLanguageSpec:
         prompts=_prompts(files.processor, "<|begin_of_text|>" if is_bert else "<|im_start|>"),
         mark=MARK,
         framed=True,
+        unused=_UNUSED if is_bert else (),
     )
 
 

@@ -15,6 +15,7 @@ from libs.errors import InvalidInput
 from libs.models.images.decoding import Pixels
 from libs.models.images.patches import PatchSpec
 from libs.models.images.processing import ImageProcessing
+from libs.models.images.resizing import resized, size_of
 from libs.models.images.vlm.blocks import BlockSpec
 from libs.models.images.vlm.connectors import Merger, Mergers, linear_of
 from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec
@@ -73,11 +74,8 @@ class LongestSide:
         rows = (height // self.square) * (width // self.square)
         return Laid(MARK, (rows,), self.patches.tokens_of(height, width))
 
-    def apply(self, pixels: Pixels, field: str) -> tuple[Pixels, ...]:
-        height, width = self._size(pixels.shape[0], pixels.shape[1], field)
-        if (height, width) != pixels.shape[:2]:
-            resample = Image.Resampling(self.processing.resample)
-            pixels = np.asarray(Image.fromarray(pixels).resize((width, height), resample))
+    def apply(self, image: Image.Image | Pixels, field: str) -> tuple[Pixels, ...]:
+        pixels = resized(image, self._size(*size_of(image), field), self.processing.resample)
         return (np.ascontiguousarray(pixels),)
 
     def _size(self, height: int, width: int, field: str) -> tuple[int, int]:

@@ -1,0 +1,122 @@
+"""V-SPLADE (arXiv 2605.30917): ModernVBERT's states to weights over the vocabulary, for pages; queries need no forward.
+
+A page is a turn of the checkpoint's chat template, without words. A query is the weights of its tokens, each counted as often as it
+occurs: softplus of a linear layer over an embedding. Written after NAVER's release (`train/models`) and its Hugging Face export.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from libs.catalog.card import Sparse
+from libs.catalog.checkpoint.chat import template_of
+from libs.errors import ModelBroken
+from libs.models.head import ModelHead
+from libs.models.images.vlm.families import idefics
+from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec, special_around
+from libs.models.images.vlm.parts import Frame, Prompts
+from libs.models.images.vlm.tiles import MARK
+from libs.models.layers.encoder import PackedEncoder
+from libs.models.layers.spec import Config
+from libs.models.text.heads.linear import check_shape
+from libs.models.text.heads.mlm import MlmTransform
+from libs.models.text.heads.sparse import SpladeHead
+from libs.models.text.processing.static import TokenWeights
+from libs.models.text.tokenising.chat import rendered, rendered_text, special_tokens
+from libs.models.weights import SINGLE, HeadRule, InFile, Rule
+
+MODEL_TYPES: tuple[str, ...] = ()  # it shares ModernVBERT's
+
+NAMES = {f"encoder.encoder.model.{begin}": own for begin, own in idefics.NAMES.items() if not own.startswith("head.")} | {
+    "encoder.mlm_head.": "head.",
+    "query_encoder.": "head.query.",
+}
+
+TOWER: dict[str, Rule] = idefics.TOWER
+CONNECTOR: dict[str, HeadRule] = idefics.CONNECTOR
+HEADS: dict[str, HeadRule] = {
+    "dense": "dense",
+    "norm": "norm",
+    "decoder": "decoder",
+    "query.embeddings": InFile("query.embeddings"),
+    "query.projection": "query.projection",
+}
+
+_SILENT: Final = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
+"""Tokens that have no weight on either side, whose ids the release lists: 50280 to 50284 of its tokenizer."""
+
+_TEMPLATE: Final = "chat_template.jinja"
+
+
+def spec(files: Files) -> VisionLanguageSpec:
+    """Raises ModelBroken for a key that cannot be served."""
+    base = idefics.spec_of(files, is_bert=True)
+    silent = _silent(files.tokenizer)
+    return replace(
+        base,
+        text={**base.text, "model_type": "modernbert"},
+        heads=partial(_heads, silent),
+        prompts=_prompts(files),
+        framed=False,
+        weights=partial(_weights, silent),
+    )
+
+
+def _silent(tokenizer: Tokenizer) -> tuple[int, ...]:
+    found = (tokenizer.token_to_id(token) for token in _SILENT)
+    return tuple(one for one in found if one is not None)
+
+
+def _prompts(files: Files) -> Prompts:
+    """The template's turn of a user with an image and no words, the model's answer begun. Texts have no special tokens."""
+    template = template_of(files.directory)
+    if not template:
+        raise ModelBroken(f"{_TEMPLATE}: is missing: pages are shown to the model within its chat template")
+    content = [{"type": "image"}, {"type": "text", "text": ""}]
+    values = {**special_tokens(files.directory), "add_generation_prompt": True, "messages": [{"role": "user", "content": content}]}
+    (found,) = rendered(template, [values])
+    before, mark, after = rendered_text(found).partition(MARK)
+    if not mark or MARK in after:
+        raise ModelBroken(f"{_TEMPLATE}: it has no place for the one image of a message")
+    first, last = special_around(files.tokenizer)
+    return Prompts(images=Frame(first + before, after + last), texts=Frame(), queries=Frame())
+
+
+def _heads(silent: tuple[int, ...], state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
+    """SPLADE over a masked language model's logits times hidden ** -0.25, a factor that norm and bias of the decoder have here."""
+    hidden = encoder.hidden_size
+    columns = len(state["decoder.weight"])
+    shapes = {"dense.bias": (hidden,), "norm.bias": (hidden,)}
+    for name in shapes.keys() & state.keys():
+        check_shape(state, name, shapes[name], SINGLE)
+    check_shape(state, "decoder.weight", (columns, hidden), SINGLE)
+    check_shape(state, "decoder.bias", (columns,), SINGLE)
+    scale = hidden**-0.25
+    scaled = {name: state[name] * scale for name in ("norm.weight", "norm.bias", "decoder.bias") if name in state}
+    transform = MlmTransform("modernbert", Config({}), {**state, **scaled}, hidden, hidden, SINGLE)
+    weight, bias = _silenced(state["decoder.weight"], silent), _silenced(scaled["decoder.bias"], silent)
+    return {"sparse": SpladeHead(transform, weight.to(encoder.dtype), bias, Sparse(columns), shared=False)}
+
+
+def _weights(silent: tuple[int, ...], state: State) -> TokenWeights:
+    """softplus(embedding w' + b) of each token."""
+    columns, hidden = state["decoder.weight"].shape
+    check_shape(state, "query.embeddings.weight", (columns, hidden), SINGLE)
+    check_shape(state, "query.projection.weight", (1, hidden), SINGLE)
+    check_shape(state, "query.projection.bias", (1,), SINGLE)
+    weight, bias = state["query.projection.weight"].cpu(), state["query.projection.bias"].cpu()
+    scores = F.linear(state["query.embeddings.weight"].float(), weight, bias).squeeze(1)
+    return TokenWeights(_silenced(F.softplus(scores), silent).numpy())
+
+
+def _silenced(values: Tensor, silent: tuple[int, ...]) -> Tensor:
+    """A copy with zeros in the rows of tokens that have no weight."""
+    rows = torch.tensor([one for one in silent if one < len(values)], dtype=torch.int64, device=values.device)
+    return values.index_fill(0, rows, 0.0)

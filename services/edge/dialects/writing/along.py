@@ -1,0 +1,142 @@
+"""What the wires of models that write share: the request for one text, and its text as it is written. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+from shoal.v1 import inference_pb2 as pb
+
+from services.edge.messages.base import Problem, invalid
+from services.edge.messages.names import Target
+from services.edge.messages.reading import count_of, image_item, text_item
+
+MOST_TOKENS: Final = 4096
+"""Of `TextTask.max_tokens`."""
+SYSTEM: Final = ("system", "developer")
+_LENGTH: Final = pb.FINISH_REASON_LENGTH
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Something that somebody said: a text or an image (a `data:` URI or base64), and the path of its field."""
+
+    content: str
+    field: str
+    is_image: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One text that a model is to write. `system`, `user`: what stands in these messages, in order. `schema`: a JSON Schema.
+
+    `longest`: the most tokens, and the field that says so.
+    """
+
+    named: Target
+    system: Sequence[Told]
+    user: Sequence[Told]
+    longest: tuple[int | None, str]
+    schema: tuple[dict[str, Any] | None, str] = (None, "")
+
+    def request(self) -> pb.ExtractRequest:
+        """Raises Problem."""
+        has_images = any(one.is_image for one in self.user)
+        if has_images and self.system:
+            field = self.system[0].field
+            raise invalid(f"{field}: a model that reads images has no system message here: put it into the user's text", field)
+        most, field = self.longest
+        if most is not None and most > MOST_TOKENS:
+            raise invalid(f"{field} is {most}; it must be at most {MOST_TOKENS:,}", field)
+        schema, _ = self.schema
+        task = pb.TextTask(
+            max_tokens=count_of(most, field),
+            instruction="\n\n".join(text_item(one.content, one.field).text for one in self.system),
+            json_schema="" if schema is None else orjson.dumps(schema).decode(),
+        )
+        return pb.ExtractRequest(model=self.named.model, items=[self._item()], text=task, adapter=self.named.adapter)
+
+    def fields(self) -> tuple[tuple[str, str], ...]:
+        """What the caller calls our fields."""
+        last = self.user[-1].field
+        instruction = (("text.instruction", self.system[0].field),) if self.system else ()
+        parts = tuple((rf"items\[0\]\.parts\[{place}\](?:\.\w+)*", one.field) for place, one in enumerate(self.user))
+        schema = (("text.json_schema", self.schema[1]),) if self.schema[1] else ()
+        return (*parts, (r"items\[0\](?:\.text)?", last), *instruction, ("text.max_tokens", self.longest[1]), *schema)
+
+    def _item(self) -> pb.Item:
+        if not any(one.is_image for one in self.user):
+            return text_item("\n\n".join(one.content for one in self.user), self.user[-1].field)
+        parts = [
+            pb.Part(image=image_item(one.content, one.field).image)
+            if one.is_image
+            else pb.Part(text=text_item(one.content, one.field).text)
+            for one in self.user
+        ]
+        return pb.Item(parts=parts)
+
+
+def one_turn(messages: Sequence[tuple[str, Sequence[Told]]]) -> tuple[list[Told], list[Told]]:
+    """What stands in system messages and in the user's, of the roles and contents of all messages.
+
+    Raises Problem unless there is one message of the role user, and it is the last.
+    """
+    system: list[Told] = []
+    user: list[Told] = []
+    for place, (role, said) in enumerate(messages):
+        field = f"messages[{place}].role"
+        if user or role not in (*SYSTEM, "user"):
+            text = f"{field} is {role!r}: a model is asked by one message of the role user here, with system messages before it"
+            raise invalid(text, field)
+        (user if role == "user" else system).extend(said)
+        if role != "user" and (image := next((one for one in said if one.is_image), None)) is not None:
+            raise invalid(f"{image.field} is an image: only the user's message has images", image.field)
+    if not user:
+        raise invalid("messages must have one of the role user, with text or an image", "messages")
+    return system, user
+
+
+class Along:
+    """One text while it is written: what of it the caller does not have yet.
+
+    A text whose worker was lost is written again from its beginning. Answers are greedy, so that it is the same text nearly always:
+    the caller notices nothing, since what it has already is not sent again.
+    """
+
+    def __init__(self) -> None:
+        self._written = ""
+        self._sent = ""
+
+    def more(self, deltas: Sequence[pb.ExtractDelta]) -> str:
+        """The text to send now. Raises Problem WORKER_LOST where the text that is written again is another one."""
+        for delta in deltas:
+            self._written = delta.text if delta.restarted else self._written + delta.text
+        return self._unsent(self._written)
+
+    def rest(self, text: str) -> str:
+        """What is missing of the whole text. Raises Problem as `more`."""
+        rest = self._unsent(text)
+        if not text.startswith(self._sent):
+            raise _another()
+        return rest
+
+    def _unsent(self, text: str) -> str:
+        if self._sent.startswith(text):
+            return ""  # the beginning of what was sent, once more
+        if not text.startswith(self._sent):
+            raise _another()
+        more = text[len(self._sent) :]
+        self._sent = text
+        return more
+
+
+def _another() -> Problem:
+    text = "the worker that wrote this text was lost, and the one that wrote it again came to another text: ask again"
+    return Problem("WORKER_LOST", text)
+
+
+def is_cut(result: pb.Extraction) -> bool:
+    """Whether the text ends because it has as many tokens as it may have."""
+    return result.finish_reason == _LENGTH

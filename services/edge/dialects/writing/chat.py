@@ -1,0 +1,254 @@
+"""OpenAI's `POST /v1/chat/completions`, whole or as server-sent events, for models that write. Pure.
+
+One user's message, before it system messages: what a model's chat template is rendered with here. Answers are greedy, or by the
+beams of the checkpoint: `temperature`, `top_p` and `seed`, which every client sends, are not looked at. What else would change the
+text is refused. `created` is 0: nothing here reads a clock.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
+from shoal.v1 import inference_pb2 as pb
+
+from services.edge.dialects.openai import OPENAI
+from services.edge.dialects.writing.along import Along, Asked, Told, is_cut, one_turn
+from services.edge.messages.base import Answer, Problem, Question, Received, Route, Stream, invalid, json_of
+from services.edge.messages.reading import priority_of, read, target
+
+EVENTS: Final = b"text/event-stream; charset=utf-8"
+_DONE: Final = b"data: [DONE]\n\n"
+
+
+class ImageUrl(msgspec.Struct, kw_only=True):
+    """`url`: a `data:` URI; addresses are not fetched."""
+
+    url: str
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    """`type`: text or image_url."""
+
+    type: str
+    text: str | None = None
+    image_url: ImageUrl | str | None = None
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """`role`: system or developer, and user."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """`include_usage`: an event with the tokens comes last."""
+
+    include_usage: bool | None = None
+
+
+class NamedSchema(msgspec.Struct, kw_only=True):
+    """`schema`: a JSON Schema of an object."""
+
+    schema: dict[str, Any] | None = None
+    name: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """`type`: text or json_schema."""
+
+    type: str
+    json_schema: NamedSchema | None = None
+
+
+class ChatRequest(msgspec.Struct, kw_only=True):
+    """OpenAI's fields, and ours. Others are ignored."""
+
+    model: str
+    messages: list[ChatMessage]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    # Only with values that change nothing.
+    n: int | None = None
+    stop: str | list[str] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    logprobs: bool | None = None
+    tools: list[Any] | None = None
+    functions: list[Any] | None = None
+    # Ours.
+    adapter: str | None = None
+    pool: str | None = None
+    priority: str | int | None = None
+
+
+class WrittenMessage(msgspec.Struct, kw_only=True):
+    """What the model wrote."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    """`finish_reason`: whether the model ended the text, or it is as long as it may be."""
+
+    index: int
+    message: WrittenMessage
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatUsage(msgspec.Struct, kw_only=True):
+    """Tokens; those of images count as tokens of the prompt."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class ChatAnswer(msgspec.Struct, kw_only=True):
+    """One choice."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: ChatUsage
+
+
+def chat(received: Received) -> Question | Stream:
+    """`POST /v1/chat/completions`. Raises Problem."""
+    request = read(ChatRequest, received)
+    _refuse_unsupported(request)
+    asked = _asked(request, received)
+    message = asked.request()
+    message.adapter = request.adapter or message.adapter
+    message.pool = request.pool or ""
+    message.priority = priority_of(request.priority)
+    head = {"id": f"chatcmpl-{received.request_id}", "created": 0, "model": request.model}
+    if request.stream:
+        events = _Events(head, with_usage=bool(request.stream_options and request.stream_options.include_usage))
+        return Stream(EXTRACT_STREAM, message, events.tell, _failed, EVENTS, asked.fields())
+    return Question(EXTRACT, message, lambda reply: _answer(head, reply), fields=asked.fields())
+
+
+def _refuse_unsupported(request: ChatRequest) -> None:
+    """What would change the text is refused, not ignored."""
+    refusals = (
+        (request.n not in (None, 1), "n", "n must be 1: answers are greedy, so another one would be the same"),
+        (request.stop, "stop", "stop is not supported: the model's own end of a text is taken"),
+        (
+            request.frequency_penalty,
+            "frequency_penalty",
+            "frequency_penalty must be 0: repetition rules are the checkpoint's",
+        ),
+        (request.presence_penalty, "presence_penalty", "presence_penalty must be 0: repetition rules are the checkpoint's"),
+        (request.logit_bias, "logit_bias", "logit_bias is not supported"),
+        (request.logprobs, "logprobs", "logprobs are not supported"),
+        (request.tools, "tools", "tools are not supported: ask for JSON by response_format"),
+        (request.functions, "functions", "functions are not supported: ask for JSON by response_format"),
+    )
+    for is_asked, field, message in refusals:
+        if is_asked:
+            raise invalid(message, field)
+
+
+def _asked(request: ChatRequest, received: Received) -> Asked:
+    said = [(message.role, _contents(message, f"messages[{place}]")) for place, message in enumerate(request.messages)]
+    system, user = one_turn(said)
+    longest = (request.max_completion_tokens, "max_completion_tokens")
+    if request.max_completion_tokens is None:
+        longest = (request.max_tokens, "max_tokens")
+    return Asked(target(received, request.model), system, user, longest, _schema(request.response_format))
+
+
+def _contents(message: ChatMessage, field: str) -> list[Told]:
+    if message.content is None:
+        raise invalid(f"{field}.content is required", f"{field}.content")
+    if isinstance(message.content, str):
+        return [Told(message.content, f"{field}.content")]
+    return [_content(part, f"{field}.content[{place}]") for place, part in enumerate(message.content)]
+
+
+def _content(part: ContentPart, field: str) -> Told:
+    if part.type == "text" and part.text is not None:
+        return Told(part.text, f"{field}.text")
+    if part.type == "image_url" and part.image_url is not None:
+        url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
+        return Told(url, f"{field}.image_url", is_image=True)
+    raise invalid(f"{field} must be of type text, with text, or of type image_url, with image_url", field)
+
+
+def _schema(asked: ResponseFormat | None) -> tuple[dict[str, Any] | None, str]:
+    if asked is None or asked.type == "text":
+        return None, ""
+    field = "response_format.json_schema.schema"
+    if asked.type == "json_schema" and asked.json_schema is not None and asked.json_schema.schema is not None:
+        return asked.json_schema.schema, field
+    raise invalid("response_format must be of type text, or of type json_schema with json_schema.schema", "response_format")
+
+
+def _usage(usage: pb.Usage) -> dict[str, int]:
+    total = usage.input_tokens + usage.output_tokens
+    return {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens, "total_tokens": total}
+
+
+def _reason(result: pb.Extraction) -> str:
+    return "length" if is_cut(result) else "stop"
+
+
+def _answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
+    result = reply.results[0]
+    choice = {"index": 0, "message": {"role": "assistant", "content": result.text}, "finish_reason": _reason(result)}
+    return Answer(json_of({**head, "object": "chat.completion", "choices": [choice], "usage": _usage(reply.usage)}))
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return b"data: " + json_of(content) + b"\n\n"
+
+
+def _failed(problem: Problem) -> bytes:
+    """An event that OpenAI's clients raise. No [DONE] follows."""
+    body = OPENAI.error(problem).body
+    return b"data: " + body + b"\n\n" if isinstance(body, bytes) else b""
+
+
+class _Events:
+    """The events of one answer."""
+
+    def __init__(self, head: dict[str, Any], *, with_usage: bool) -> None:
+        self._head = {**head, "object": "chat.completion.chunk"} | ({"usage": None} if with_usage else {})
+        self._with_usage = with_usage
+        self._along = Along()
+        self._has_begun = False
+
+    def tell(self, reply: pb.ExtractStreamResponse) -> bytes:
+        """Raises Problem."""
+        if not reply.HasField("response"):
+            return self._said(self._along.more(reply.deltas))
+        result = reply.response.results[0]
+        said = self._said(self._along.rest(result.text))
+        end = self._chunk({}, _reason(result))
+        usage = _event({**self._head, "choices": [], "usage": _usage(reply.response.usage)}) if self._with_usage else b""
+        return said + end + usage + _DONE
+
+    def _said(self, text: str) -> bytes:
+        begin = b"" if self._has_begun else self._chunk({"role": "assistant", "content": ""})
+        self._has_begun = True
+        return begin + (self._chunk({"content": text}) if text else b"")
+
+    def _chunk(self, delta: dict[str, str], reason: str | None = None) -> bytes:
+        return _event({**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
+
+
+ROUTES: Final = tuple(
+    Route("POST", path, OPENAI, chat, "Has a model write an answer", ChatRequest, ChatAnswer)
+    for path in ("/v1/chat/completions", "/chat/completions", "/openai/v1/chat/completions")
+)

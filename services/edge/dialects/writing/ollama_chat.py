@@ -1,0 +1,200 @@
+"""Ollama's `POST /api/chat` and `/api/generate`, as lines of JSON unless `stream` is false. Pure.
+
+As in `chat.py`, a model is asked by one user's message with a system message before it, and `options` that are about sampling
+are not looked at, since answers are greedy. `think` and `raw` are Ollama's own; templates are the checkpoint's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
+from shoal.v1 import inference_pb2 as pb
+
+from services.edge.dialects.ollama import LONG_AGO, OLLAMA, if_known, model_named
+from services.edge.dialects.writing.along import Along, Asked, Told, is_cut, one_turn
+from services.edge.messages.base import Answer, Problem, Question, Received, Route, Stream, invalid, json_of
+from services.edge.messages.reading import read
+
+LINES: Final = b"application/x-ndjson"
+
+
+class OllamaOptions(msgspec.Struct, kw_only=True):
+    """`num_predict`: the most tokens; below 1: the model's own. Others are ignored."""
+
+    num_predict: int | None = None
+    stop: str | list[str] | None = None
+
+
+class OllamaMessage(msgspec.Struct, kw_only=True):
+    """`images`: in base64."""
+
+    role: str
+    content: str = ""
+    images: list[str] | None = None
+
+
+class OllamaChatRequest(msgspec.Struct, kw_only=True):
+    """`format`: a JSON Schema of an object. `messages` empty: nothing is written, and the answer says whether the model is
+    known."""
+
+    model: str
+    messages: list[OllamaMessage] = []
+    stream: bool | None = None
+    format: str | dict[str, Any] | None = None
+    options: OllamaOptions | None = None
+    tools: list[Any] | None = None
+
+
+class OllamaGenerateRequest(msgspec.Struct, kw_only=True):
+    """`prompt` empty: nothing is written, and the answer says whether the model is known."""
+
+    model: str
+    prompt: str = ""
+    system: str | None = None
+    images: list[str] | None = None
+    stream: bool | None = None
+    format: str | dict[str, Any] | None = None
+    options: OllamaOptions | None = None
+    suffix: str | None = None
+    template: str | None = None
+    raw: bool | None = None
+
+
+class OllamaWritten(msgspec.Struct, kw_only=True):
+    """`message` of chat, `response` of generate. The last line has `done_reason`, `stop` or `length`, durations in nanoseconds
+    (`load_duration`: in the queue, a model's load included) and counts of tokens."""
+
+    model: str
+    created_at: str
+    done: bool
+    message: OllamaMessage | msgspec.UnsetType = msgspec.UNSET
+    response: str | msgspec.UnsetType = msgspec.UNSET
+    done_reason: str | msgspec.UnsetType = msgspec.UNSET
+    total_duration: int | msgspec.UnsetType = msgspec.UNSET
+    load_duration: int | msgspec.UnsetType = msgspec.UNSET
+    prompt_eval_count: int | msgspec.UnsetType = msgspec.UNSET
+    prompt_eval_duration: int | msgspec.UnsetType = msgspec.UNSET
+    eval_count: int | msgspec.UnsetType = msgspec.UNSET
+    eval_duration: int | msgspec.UnsetType = msgspec.UNSET
+
+
+Write = Callable[[str], dict[str, Any]]
+"""The fields that hold a piece of the text."""
+
+
+def chat(received: Received) -> Question | Stream:
+    """`POST /api/chat`. Raises Problem."""
+    request = read(OllamaChatRequest, received)
+    if request.tools:
+        raise invalid("tools are not supported: ask for JSON by format", "tools")
+    if not request.messages:
+        return _step(received, request, (), (), _as_message)
+    system, user = one_turn(
+        [
+            (message.role, _told(message.content, message.images, f"messages[{place}].content", f"messages[{place}].images"))
+            for place, message in enumerate(request.messages)
+        ]
+    )
+    return _step(received, request, system, user, _as_message)
+
+
+def generate(received: Received) -> Question | Stream:
+    """`POST /api/generate`. Raises Problem."""
+    request = read(OllamaGenerateRequest, received)
+    for field in ("suffix", "template", "raw"):
+        if getattr(request, field):
+            raise invalid(f"{field} is not supported: the prompt is made by the checkpoint's chat template", field)
+    system = [Told(request.system, "system")] if request.system else []
+    user = _told(request.prompt, request.images, "prompt", "images") if request.prompt or request.images else []
+    return _step(received, request, system, user, lambda text: {"response": text})
+
+
+def _as_message(text: str) -> dict[str, Any]:
+    return {"message": {"role": "assistant", "content": text}}
+
+
+def _told(text: str, images: Sequence[str] | None, text_field: str, images_field: str) -> list[Told]:
+    """Images come first, as Ollama has them."""
+    found = [Told(image, f"{images_field}[{place}]", is_image=True) for place, image in enumerate(images or ())]
+    return [*found, Told(text, text_field)] if text or not found else found
+
+
+def _step(
+    received: Received,
+    request: OllamaChatRequest | OllamaGenerateRequest,
+    system: Sequence[Told],
+    user: Sequence[Told],
+    write: Write,
+) -> Question | Stream:
+    named = model_named(received, request.model)
+    head = {"model": request.model, "created_at": LONG_AGO}
+    if not user:
+        return if_known(named, {**head, **write(""), "done": True, "done_reason": "load"})
+    options = request.options or OllamaOptions()
+    if options.stop:
+        raise invalid("options.stop is not supported: the model's own end of a text is taken", "options.stop")
+    most = options.num_predict if options.num_predict is not None and options.num_predict > 0 else None
+    asked = Asked(named, system, user, (most, "options.num_predict"), _schema(request.format))
+    lines = _Lines(head, write)
+    if request.stream is False:
+        return Question(EXTRACT, asked.request(), lambda reply: Answer(lines.whole(reply)), fields=asked.fields())
+    return Stream(EXTRACT_STREAM, asked.request(), lines.tell, _failed, LINES, asked.fields())
+
+
+def _schema(given: str | dict[str, Any] | None) -> tuple[dict[str, Any] | None, str]:
+    if not given:
+        return None, ""
+    if isinstance(given, dict):
+        return given, "format"
+    raise invalid("format must be a JSON Schema of an object, or be left out", "format")
+
+
+def _failed(problem: Problem) -> bytes:
+    """A line that Ollama's clients raise."""
+    return json_of({"error": problem.message}) + b"\n"
+
+
+class _Lines:
+    """The lines of one answer."""
+
+    def __init__(self, head: dict[str, Any], write: Write) -> None:
+        self._head = head
+        self._write = write
+        self._along = Along()
+
+    def tell(self, reply: pb.ExtractStreamResponse) -> bytes:
+        """Raises Problem."""
+        if not reply.HasField("response"):
+            return self._line(self._along.more(reply.deltas))
+        rest = self._line(self._along.rest(reply.response.results[0].text))
+        return rest + self._end(reply.response, "") + b"\n"
+
+    def whole(self, reply: pb.ExtractResponse) -> bytes:
+        """The answer as one object."""
+        return self._end(reply, reply.results[0].text)
+
+    def _line(self, text: str) -> bytes:
+        return json_of({**self._head, **self._write(text), "done": False}) + b"\n" if text else b""
+
+    def _end(self, reply: pb.ExtractResponse, text: str) -> bytes:
+        timings, usage = reply.timings, reply.usage
+        rest = {
+            "done": True,
+            "done_reason": "length" if is_cut(reply.results[0]) else "stop",
+            "total_duration": round(timings.total_seconds * 1e9),
+            "load_duration": round(timings.queue_seconds * 1e9),
+            "prompt_eval_count": usage.input_tokens,
+            "prompt_eval_duration": round(timings.prepare_seconds * 1e9),
+            "eval_count": usage.output_tokens,
+            "eval_duration": round(timings.forward_seconds * 1e9),
+        }
+        return json_of({**self._head, **self._write(text), **rest})
+
+
+ROUTES: Final = (
+    Route("POST", "/api/chat", OLLAMA, chat, "Has a model write an answer", OllamaChatRequest, OllamaWritten),
+    Route("POST", "/api/generate", OLLAMA, generate, "Has a model write a text", OllamaGenerateRequest, OllamaWritten),
+)

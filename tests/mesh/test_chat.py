@@ -1,0 +1,143 @@
+"""Texts over HTTP through a whole mesh: what a model writes comes as events, is cancelled, and survives its worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shoal
+
+from services.edge.app import running
+from services.edge.settings import Settings
+from tests.edge.parts import Http, head
+from tests.edge.test_server import until
+from tests.generation.served import write
+from tests.support.cluster import Cluster, lasting_port
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+CHAT, SUMMARY = "random/qwen3-chat", "random/t5-writes"
+TEXT = "a text that is to be made shorter"
+CHAT_PATH = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("writers")
+    write("qwen3", root / CHAT)
+    write("t5", root / SUMMARY)
+    return root
+
+
+@pytest.fixture(scope="module")
+def mesh(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("mesh"), models=str(models)) as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def edge(*routers: str) -> AsyncIterator[Http]:
+    async with running(Settings(edge_id="edge", address="127.0.0.1:0", routers=routers, deadline_seconds=120.0)) as address:
+        yield Http(address)
+
+
+def body(model: str, most: int, **more: Any) -> dict[str, Any]:
+    messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": TEXT}]
+    return {"model": model, "messages": messages, "max_tokens": most, **more}
+
+
+def events(data: bytes) -> list[Any]:
+    return [json.loads(part) for part in data.decode().replace("data: ", "").split("\n\n") if part and part != "[DONE]"]
+
+
+def said(found: list[Any]) -> str:
+    return "".join(one["choices"][0]["delta"].get("content", "") for one in found if one["choices"])
+
+
+@pytest.mark.parametrize(("model", "most"), [(CHAT, 40), (SUMMARY, 600)])
+async def test_the_text_is_that_of_extract(model: str, most: int, mesh: Cluster) -> None:
+    task = shoal.ReadText(instruction="Be short.", max_tokens=most)
+    async with shoal.AsyncClient(mesh.address, timeout=120) as client, edge(*mesh.addresses) as http:
+        found = await client.extract(model, [TEXT], task)
+        whole = (await http.post(CHAT_PATH, body(model, most))).json
+        assert whole["choices"][0]["message"]["content"] == found[0].text
+        assert whole["usage"]["completion_tokens"] == found.usage.output_tokens
+        reply = await http.post(CHAT_PATH, body(model, most, stream=True, stream_options={"include_usage": True}))
+        told = events(reply.body)
+        assert said(told) == found[0].text
+        assert told[-1]["usage"] == whole["usage"]
+        assert told[-2]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
+        lines = (await http.post("/api/chat", body(model, most, options={"num_predict": most}))).body.splitlines()
+        assert "".join(json.loads(line)["message"]["content"] for line in lines) == found[0].text
+
+
+async def test_a_schema_holds_over_http(mesh: Cluster) -> None:
+    schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"], "additionalProperties": False}
+    asked = {"type": "json_schema", "json_schema": {"name": "sums", "schema": schema}}
+    async with edge(*mesh.addresses) as http:
+        reply = await http.post(CHAT_PATH, body(CHAT, 200, response_format=asked))
+        if reply.json["choices"][0]["finish_reason"] == "stop":
+            assert isinstance(json.loads(reply.json["choices"][0]["message"]["content"])["sum"], int)
+        told = events((await http.post(CHAT_PATH, body(CHAT, 200, response_format=asked, stream=True))).body)
+        assert said(told) == reply.json["choices"][0]["message"]["content"]
+        broken = {"type": "json_schema", "json_schema": {"name": "sums", "schema": {"type": "array"}}}
+        reply = await http.post(CHAT_PATH, body(CHAT, 200, response_format=broken))
+        assert (reply.status, reply.json["error"]["param"]) == (400, "response_format.json_schema.schema")
+
+
+async def test_models_that_do_not_write_say_so(mesh: Cluster) -> None:
+    async with edge(*mesh.addresses) as http:
+        reply = await http.post(CHAT_PATH, body("nobody/has-this", 5, stream=True))
+        assert (reply.status, reply.json["error"]["code"]) == (404, "model_not_found")
+        messages = [{"role": "user", "content": "  "}]
+        reply = await http.post(CHAT_PATH, {"model": SUMMARY, "messages": messages, "stream": True})
+        assert (reply.status, reply.json["error"]["param"]) == (400, "messages[0].content")
+
+
+async def test_a_client_that_leaves_gives_the_memory_back(models: Path, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{lasting_port()}"
+    with Cluster(tmp_path, models=str(models), each={"worker-0": {"SHOAL_METRICS_ADDRESS": address}}) as cluster:
+        async with edge(cluster.address) as http:
+
+            async def claimed() -> float:
+                text = (await Http(address).get("/metrics")).body.decode()
+                rows = [row for row in text.splitlines() if row.startswith("shoal_key_value_bytes{")]
+                return sum(float(row.rpartition(" ")[2]) for row in rows)
+
+            reader, writer = await http.open()
+            data = json.dumps(body(SUMMARY, 4000, stream=True)).encode()
+            writer.write(head("POST", CHAT_PATH, {"content-length": str(len(data))}) + data)
+            assert b"200" in await reader.readline()
+            await until(claimed)
+            writer.close()
+
+            async def is_returned() -> bool:
+                return not await claimed()
+
+            await until(is_returned)
+
+
+async def test_a_killed_worker_is_not_noticed(models: Path, tmp_path: Path) -> None:
+    with Cluster(tmp_path, models=str(models)) as cluster:
+        async with edge(cluster.address) as http:
+            alone = (await http.post(CHAT_PATH, body(SUMMARY, 4000))).json["choices"][0]["message"]["content"]
+            reader, writer = await http.open()
+            data = json.dumps(body(SUMMARY, 4000, stream=True)).encode()
+            writer.write(head("POST", CHAT_PATH, {"content-length": str(len(data))}) + data)
+            await reader.readuntil(b"\r\n\r\n")
+            found = await reader.readexactly(int(await reader.readline(), 16))
+            await asyncio.to_thread(cluster.kill, cluster.workers[0])
+            await asyncio.to_thread(cluster.start, cluster.workers[0])
+            await reader.readline()
+            while size := int(await reader.readline(), 16):
+                found += await reader.readexactly(size)
+                await reader.readline()
+            writer.close()
+            assert found.endswith(b"data: [DONE]\n\n")
+            assert len(said(events(found))) == len(alone)
+            assert said(events(found)) == alone
