@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import grpc
 import numpy as np
-from google.protobuf import any_pb2, duration_pb2
+from google.protobuf import any_pb2, duration_pb2, struct_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -318,8 +318,10 @@ def _things(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2.E
 
 
 def _about(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2.Extraction:
-    """A text that is cut off."""
-    del request
+    """A text that is cut off, or a form."""
+    if request.text.json_schema:
+        form = struct_pb2.Struct(fields={"about": struct_pb2.Value(string_value=text)})
+        return inference_pb2.Extraction(text="{…}", json=form, finish_reason=inference_pb2.FINISH_REASON_STOP)
     return inference_pb2.Extraction(text=f"a text about {text}", finish_reason=inference_pb2.FINISH_REASON_LENGTH)
 
 

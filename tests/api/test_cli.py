@@ -227,7 +227,9 @@ def test_extract_by_a_schema(run: Run, router: FakeRouter, tmp_path: Path) -> No
     schema.write_text('{"type": "object", "properties": {"b": {}, "a": {}}}')
     Image.new("RGB", (20, 10)).save(photo)
     for arguments in (("written", MODEL, "Ada sails"), ("read", MODEL, photo)):
-        run("extract", *arguments, "--schema", schema, "--json").json()
+        [found] = run("extract", *arguments, "--schema", schema, "--json").json()["results"]
+        assert (list(found["form"]), found["finish_reason"]) == (["about"], "stop")
+        assert '{"about": ' in run("extract", *arguments, "--schema", schema).out
         assert router.calls[-1].request.text.json_schema == schema.read_text()  # type: ignore[attr-defined]
         assert run("extract", *arguments, "--schema", tmp_path / "none.json").code == 2
 

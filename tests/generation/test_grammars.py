@@ -108,8 +108,18 @@ def test_cancellation_returns_the_memory(model: WriterModel) -> None:
     assert model.claimed_bytes > 0
     model.drop(sequences)
     assert (model.writing, model.claimed_bytes) == (0, 0)
-    # Written again, it begins again.
-    assert [own.finish for own in answers(model, [work("text 0", SCHEMAS["scalars"])])] == ["stop"]
+
+
+def test_a_sequence_that_is_written_again_begins_again(model: WriterModel) -> None:
+    asked = work("a text", SCHEMAS["scalars"])
+    job = model.prepare(asked)
+    for _ in range(3):
+        model.forward("write", job.sequences)
+        model.drop(job.sequences)
+    (own,) = outputs(model, [job])
+    result = model.finish(job, own)
+    assert isinstance(result, ExtractResult)
+    assert result.items == answers(model, [asked])
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import shoal
@@ -139,6 +140,26 @@ def test_pages_of_a_document(client: shoal.Client) -> None:
     assert all(page.text for page in read.pages)
     [layers] = client.extract(LINES, [document], shoal.ReadText(kind="ocr"))
     assert [page.text.strip() for page in layers.pages] == ["a page", "another one"]
+
+
+def test_pages_by_a_schema_are_read_whatever_text_they_have(client: shoal.Client) -> None:
+    name = {"type": "string", "maxLength": 5}
+    schema = {"type": "object", "properties": {"a": name}, "required": ["a"], "additionalProperties": False}
+    document = Document(pdfs.document(["a page", "another one"], size=(60, 60)))
+    [found] = client.extract(QWEN, [document], shoal.ReadText(schema=schema, max_tokens=60))
+    assert [(page.page, page.is_text_layer) for page in found.pages] == [(1, False), (2, False)]
+    for page in found.pages:
+        jsonschema.validate(json.loads(page.text), schema)
+    only = shoal.ReadText(schema=schema, text_layer="only")
+    for model, task, field in (
+        (QWEN, only, "text.text_layer"),
+        (LINES, shoal.ReadText(schema=schema), "text.json_schema"),
+        (FORMS, shoal.ReadText(schema=schema, instruction="who?"), "text.json_schema"),
+        (FLORENCE, shoal.ReadText(schema=schema), "text.json_schema"),
+    ):
+        with pytest.raises(errors.InvalidInput) as refused:
+            client.extract(model, pictures()[:1], task)
+        assert refused.value.field == field
 
 
 def test_what_is_wrong_is_told_with_its_path_and_harms_nothing_else(client: shoal.Client) -> None:

@@ -102,7 +102,8 @@ def extracted_rows(result: ExtractResult, records: Sequence[Record], kind: str) 
             if not region["polygon"]:
                 del region["polygon"]
         if kind == "written":
-            named = {"written": extraction.text, "finish_reason": extraction.finish_reason}
+            form = {} if extraction.form is None else {"form": extraction.form}
+            named = {"written": extraction.text, **form, "finish_reason": extraction.finish_reason}
         elif kind == "read":
             named = {"read": extraction.text, "regions": named["regions"], "form": extraction.form}
             named = {name: value for name, value in named.items() if value} | {"finish_reason": extraction.finish_reason}
