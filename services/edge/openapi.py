@@ -44,11 +44,14 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
     identity = "".join(part if part.isalnum() else "_" for part in f"{route.method.lower()}{route.path}").strip("_")
     content = {"schema": schema_of[route.answer]} if route.answer is not None else {}
     kind = "text/plain" if route.answer is str else "application/json"
+    contents = {kind: content}
+    if route.along:
+        contents[route.along.decode().partition(";")[0]] = {"schema": {"type": "string"}}
     operation: dict[str, Any] = {
         "operationId": identity,
         "summary": route.summary,
         "tags": [route.dialect.name],
-        "responses": {"200": {"description": "The answer.", "content": {kind: content}}, "default": _ERROR},
+        "responses": {"200": {"description": "The answer.", "content": contents}, "default": _ERROR},
     }
     if MODEL in route.path:
         schema = {"type": "string"}

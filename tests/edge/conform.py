@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from shoal.v1 import inference_pb2 as pb
@@ -51,9 +52,14 @@ def extracted(request: pb.ExtractRequest) -> pb.ExtractResponse:
     )
 
 
+async def written(request: pb.ExtractRequest) -> AsyncIterator[pb.ExtractStreamResponse]:
+    yield pb.ExtractStreamResponse(deltas=[pb.ExtractDelta(text="a shoal")])
+    yield pb.ExtractStreamResponse(response=pb.ExtractResponse(results=[pb.Extraction(text="a shoal of fish")]))
+
+
 async def main(schemathesis: str, examples: int, seed: int, more: list[str]) -> int:
     tasks: list[Any] = [models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE, models_pb2.TASK_CLASSIFY]
-    script = Script(encode=encoded, extract=extracted, models=[card(MODEL, tasks=tasks)])
+    script = Script(encode=encoded, extract=extracted, write=written, models=[card(MODEL, tasks=tasks)])
     async with edge(script, aliases=Watched.fixed(Names(Everything()))) as http:
         command = [schemathesis, "run", f"http://{http.address}/openapi.json", "--checks", CHECKS, "--max-examples", str(examples)]
         command += ["--seed", str(seed), "--workers", "1", "--no-color", "--request-timeout", "20", *more]

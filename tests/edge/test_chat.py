@@ -235,6 +235,14 @@ class TestOllama:
         assert (found["response"], found["done"], found["done_reason"]) == ("a text", True, "length")
         assert lines(stream.fail(Problem("WORKER_LOST", "gone"))) == [{"error": "gone"}]
 
+    def test_characters_that_end_lines_elsewhere_are_escaped(self) -> None:
+        text = "a\u2028b\u2029c\x85d\r\ne"
+        stream = ask({"model": MODEL, "prompt": "hello"}, ollama_chat.generate)
+        (line,) = stream.tell(delta(text)).decode().splitlines()
+        assert json.loads(line)["response"] == text
+        events_of = ask({**HELLO, "stream": True})
+        assert said(events(events_of.tell(delta(text)))) == text
+
     def test_nothing_asked_says_whether_the_model_is_known(self) -> None:
         for body, what in (({"model": MODEL}, ollama_chat.generate), ({"model": MODEL, "messages": []}, ollama_chat.chat)):
             question = ask(body, what)

@@ -193,7 +193,8 @@ Asked = Callable[[Received], "Question | Stream | Answer"]
 @dataclass(frozen=True, slots=True)
 class Route:
     """One row of the table of routes. `path`: `{model}` stands for the rest up to what follows it, slashes included. `body` and
-    `answer`: msgspec Structs and types of them, for OpenAPI; a tuple: one of these; `str`: plain text."""
+    `answer`: msgspec Structs and types of them, for OpenAPI; a tuple: one of these; `str`: plain text. `along`: the media type of
+    an answer that is sent while it is made; empty: there is none."""
 
     method: str
     path: str
@@ -202,6 +203,7 @@ class Route:
     summary: str
     body: Any = None
     answer: Any = None
+    along: bytes = b""
 
 
 def json_of(content: object) -> bytes:

@@ -9,13 +9,14 @@ from typing import Any, Final
 import orjson
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.messages.base import Problem, invalid
+from services.edge.messages.base import Problem, invalid, json_of
 from services.edge.messages.names import Target
 from services.edge.messages.reading import count_of, image_item, text_item
 
 MOST_TOKENS: Final = 4096
 """Of `TextTask.max_tokens`."""
 SYSTEM: Final = ("system", "developer")
+_LINE_ENDS: Final = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 _LENGTH: Final = pb.FINISH_REASON_LENGTH
 
 
@@ -50,11 +51,10 @@ class Asked:
         most, field = self.longest
         if most is not None and most > MOST_TOKENS:
             raise invalid(f"{field} is {most}; it must be at most {MOST_TOKENS:,}", field)
-        schema, _ = self.schema
         task = pb.TextTask(
             max_tokens=count_of(most, field),
             instruction="\n\n".join(text_item(one.content, one.field).text for one in self.system),
-            json_schema="" if schema is None else orjson.dumps(schema).decode(),
+            json_schema=self._schema(),
         )
         return pb.ExtractRequest(model=self.named.model, items=[self._item()], text=task, adapter=self.named.adapter)
 
@@ -65,6 +65,15 @@ class Asked:
         parts = tuple((rf"items\[0\]\.parts\[{place}\](?:\.\w+)*", one.field) for place, one in enumerate(self.user))
         schema = (("text.json_schema", self.schema[1]),) if self.schema[1] else ()
         return (*parts, (r"items\[0\](?:\.text)?", last), *instruction, ("text.max_tokens", self.longest[1]), *schema)
+
+    def _schema(self) -> str:
+        schema, field = self.schema
+        if schema is None:
+            return ""
+        try:
+            return orjson.dumps(schema).decode()
+        except TypeError as error:  # what msgpack has and JSON does not; nested too deeply
+            raise invalid(f"{field} is not JSON: {error}", field) from None
 
     def _item(self) -> pb.Item:
         if not any(one.is_image for one in self.user):
@@ -135,6 +144,15 @@ class Along:
 def _another() -> Problem:
     text = "the worker that wrote this text was lost, and the one that wrote it again came to another text: ask again"
     return Problem("WORKER_LOST", text)
+
+
+def line_of(content: object) -> bytes:
+    """JSON without any character that ends a line somewhere: Python's `str.splitlines`, by which Ollama's client reads lines, ends
+    one at U+0085, U+2028 and U+2029, too."""
+    line = json_of(content)
+    for character, escaped in _LINE_ENDS:
+        line = line.replace(character, escaped)
+    return line
 
 
 def is_cut(result: pb.Extraction) -> bool:

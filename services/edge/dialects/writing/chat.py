@@ -14,7 +14,7 @@ from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects.openai import OPENAI
-from services.edge.dialects.writing.along import Along, Asked, Told, is_cut, one_turn
+from services.edge.dialects.writing.along import Along, Asked, Told, is_cut, line_of, one_turn
 from services.edge.messages.base import Answer, Problem, Question, Received, Route, Stream, invalid, json_of
 from services.edge.messages.reading import priority_of, read, target
 
@@ -211,7 +211,7 @@ def _answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
 
 
 def _event(content: dict[str, Any]) -> bytes:
-    return b"data: " + json_of(content) + b"\n\n"
+    return b"data: " + line_of(content) + b"\n\n"
 
 
 def _failed(problem: Problem) -> bytes:
@@ -249,6 +249,6 @@ class _Events:
 
 
 ROUTES: Final = tuple(
-    Route("POST", path, OPENAI, chat, "Has a model write an answer", ChatRequest, ChatAnswer)
+    Route("POST", path, OPENAI, chat, "Has a model write an answer", ChatRequest, ChatAnswer, EVENTS)
     for path in ("/v1/chat/completions", "/chat/completions", "/openai/v1/chat/completions")
 )

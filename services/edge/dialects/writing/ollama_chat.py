@@ -14,8 +14,8 @@ from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects.ollama import LONG_AGO, OLLAMA, if_known, model_named
-from services.edge.dialects.writing.along import Along, Asked, Told, is_cut, one_turn
-from services.edge.messages.base import Answer, Problem, Question, Received, Route, Stream, invalid, json_of
+from services.edge.dialects.writing.along import Along, Asked, Told, is_cut, line_of, one_turn
+from services.edge.messages.base import Answer, Problem, Question, Received, Route, Stream, invalid
 from services.edge.messages.reading import read
 
 LINES: Final = b"application/x-ndjson"
@@ -154,7 +154,7 @@ def _schema(given: str | dict[str, Any] | None) -> tuple[dict[str, Any] | None, 
 
 def _failed(problem: Problem) -> bytes:
     """A line that Ollama's clients raise."""
-    return json_of({"error": problem.message}) + b"\n"
+    return line_of({"error": problem.message}) + b"\n"
 
 
 class _Lines:
@@ -177,7 +177,7 @@ class _Lines:
         return self._end(reply, reply.results[0].text)
 
     def _line(self, text: str) -> bytes:
-        return json_of({**self._head, **self._write(text), "done": False}) + b"\n" if text else b""
+        return line_of({**self._head, **self._write(text), "done": False}) + b"\n" if text else b""
 
     def _end(self, reply: pb.ExtractResponse, text: str) -> bytes:
         timings, usage = reply.timings, reply.usage
@@ -191,10 +191,10 @@ class _Lines:
             "eval_count": usage.output_tokens,
             "eval_duration": round(timings.forward_seconds * 1e9),
         }
-        return json_of({**self._head, **self._write(text), **rest})
+        return line_of({**self._head, **self._write(text), **rest})
 
 
 ROUTES: Final = (
-    Route("POST", "/api/chat", OLLAMA, chat, "Has a model write an answer", OllamaChatRequest, OllamaWritten),
-    Route("POST", "/api/generate", OLLAMA, generate, "Has a model write a text", OllamaGenerateRequest, OllamaWritten),
+    Route("POST", "/api/chat", OLLAMA, chat, "Has a model write an answer", OllamaChatRequest, OllamaWritten, LINES),
+    Route("POST", "/api/generate", OLLAMA, generate, "Has a model write a text", OllamaGenerateRequest, OllamaWritten, LINES),
 )
