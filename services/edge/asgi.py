@@ -219,13 +219,14 @@ class Application:
         MODEL.set(getattr(stream.message, "model", ""))
         replies = self._routers.stream(stream.method, message, seconds=_left(deadline), metadata=metadata)
         try:
-            begin = stream.tell(await anext(replies))
+            first = await anext(replies)
+            begin = stream.tell(first)
         except ShoalError as error:
             raise Problem.of(error, stream) from None
         except BaseException:
             await replies.aclose()
             raise
-        return _Along(_told_along(exchange, stream, begin, replies), stream.media_type)
+        return _Along(_told_along(exchange, stream, (first, begin), replies), stream.media_type)
 
     def _encoding(self, exchange: _Exchange, scope: Scope) -> str:
         """How the answer is to be compressed; empty: not at all."""
@@ -292,13 +293,19 @@ def _left(deadline: float) -> float:
     return seconds
 
 
-async def _told_along(exchange: _Exchange, stream: Stream, begin: bytes, replies: AsyncGenerator[Any]) -> AsyncGenerator[bytes]:
-    """What is written, as it comes. A failure ends it in the dialect's form, since the status has been sent."""
+async def _told_along(
+    exchange: _Exchange, stream: Stream, begin: tuple[Any, bytes], replies: AsyncGenerator[Any]
+) -> AsyncGenerator[bytes]:
+    """What is written, as it comes. `begin`: the first reply and its bytes. A failure ends it in the dialect's form, since the
+    status has been sent."""
     async with aclosing(replies):
         try:
-            yield begin
+            reply, piece = begin
+            yield piece
             async for reply in replies:
                 yield stream.tell(reply)
+            if not stream.is_last(reply):
+                raise Problem("INTERNAL", "the router ended its answer before it was whole")
         except Exception as error:
             yield stream.fail(_broken_off(exchange, stream, error))
 

@@ -274,6 +274,10 @@ class TestOllama:
         assert refused({"model": MODEL, **body}, what).field == field
 
 
+NOTHING = pb.ExtractStreamResponse()
+"""Ends a stream without an answer."""
+
+
 class Written:
     """What a router writes: what a test puts in, until it puts in the answer or an error."""
 
@@ -285,6 +289,8 @@ class Written:
             one = await self.coming.get()
             if isinstance(one, Exception):
                 raise one
+            if one == NOTHING:
+                return
             yield one
             if one.HasField("response"):
                 return
@@ -355,6 +361,9 @@ class TestOverSockets:
             found = events(reply.body)
             assert (reply.status, said(found[:-1])) == (200, "one")
             assert found[-1]["error"]["type"] == "server_error"
+            written.put(delta("one"), NOTHING)
+            reply = await http.post("/v1/chat/completions", {**HELLO, "stream": True})
+            assert "before it was whole" in events(reply.body)[-1]["error"]["message"]
             written.put(delta("one"), delta("two", restarted=True))
             reply = await http.post("/api/generate", {"model": MODEL, "prompt": "a"})
             assert reply.headers["content-type"] == "application/x-ndjson"

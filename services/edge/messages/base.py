@@ -157,13 +157,14 @@ class Question:
 class Stream:
     """A call of the mesh whose replies are told as they come. The first of them decides about the status.
 
-    `tell`: the bytes for a reply, perhaps none; raises Problem, which ends the answer. `fail`: the bytes that end an answer which
-    has begun. `fields`: as of Question.
+    `tell`: the bytes for a reply, perhaps none; raises Problem, which ends the answer. `is_last`: whether nothing follows the
+    reply. `fail`: the bytes that end an answer which has begun. `fields`: as of Question.
     """
 
     method: Method[Any, Any]
     message: Message
     tell: Callable[[Any], bytes]
+    is_last: Callable[[Any], bool]
     fail: Callable[[Problem], bytes]
     media_type: bytes
     fields: Sequence[tuple[str, str]] = ()

@@ -155,6 +155,11 @@ def line_of(content: object) -> bytes:
     return line
 
 
+def is_last(reply: pb.ExtractStreamResponse) -> bool:
+    """Whether it is the answer, which comes last."""
+    return reply.HasField("response")
+
+
 def is_cut(result: pb.Extraction) -> bool:
     """Whether the text ends because it has as many tokens as it may have."""
     return result.finish_reason == _LENGTH

@@ -14,7 +14,7 @@ from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects.openai import OPENAI
-from services.edge.dialects.writing.along import Along, Asked, Told, is_cut, line_of, one_turn
+from services.edge.dialects.writing.along import Along, Asked, Told, is_cut, is_last, line_of, one_turn
 from services.edge.messages.base import Answer, Problem, Question, Received, Route, Stream, invalid, json_of
 from services.edge.messages.reading import priority_of, read, target
 
@@ -135,7 +135,7 @@ def chat(received: Received) -> Question | Stream:
     head = {"id": f"chatcmpl-{received.request_id}", "created": 0, "model": request.model}
     if request.stream:
         events = _Events(head, with_usage=bool(request.stream_options and request.stream_options.include_usage))
-        return Stream(EXTRACT_STREAM, message, events.tell, _failed, EVENTS, asked.fields())
+        return Stream(EXTRACT_STREAM, message, events.tell, is_last, _failed, EVENTS, asked.fields())
     return Question(EXTRACT, message, lambda reply: _answer(head, reply), fields=asked.fields())
 
 

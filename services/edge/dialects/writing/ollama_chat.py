@@ -14,7 +14,7 @@ from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects.ollama import LONG_AGO, OLLAMA, if_known, model_named
-from services.edge.dialects.writing.along import Along, Asked, Told, is_cut, line_of, one_turn
+from services.edge.dialects.writing.along import Along, Asked, Told, is_cut, is_last, line_of, one_turn
 from services.edge.messages.base import Answer, Problem, Question, Received, Route, Stream, invalid
 from services.edge.messages.reading import read
 
@@ -141,7 +141,7 @@ def _step(
     lines = _Lines(head, write)
     if request.stream is False:
         return Question(EXTRACT, asked.request(), lambda reply: Answer(lines.whole(reply)), fields=asked.fields())
-    return Stream(EXTRACT_STREAM, asked.request(), lines.tell, _failed, LINES, asked.fields())
+    return Stream(EXTRACT_STREAM, asked.request(), lines.tell, is_last, _failed, LINES, asked.fields())
 
 
 def _schema(given: str | dict[str, Any] | None) -> tuple[dict[str, Any] | None, str]:
