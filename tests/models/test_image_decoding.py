@@ -184,6 +184,17 @@ def test_bombs(size: tuple[int, int]) -> None:
         assert peak < 4 << 20
 
 
+@pytest.mark.parametrize("size", [(131_073, 1), (1, 131_073)])
+def test_a_side_that_is_too_long(size: tuple[int, int]) -> None:
+    """Weights of a resize are as many as the side has pixels, several times over: 20,000,000 x 1 took Pillow 0.6 GiB."""
+    data = file_of(Image.new("RGB", size))
+    for check in (decode, header_size):
+        with pytest.raises(InvalidInput, match="a side may have at most 131,072") as caught:
+            check(data, FIELD)
+        assert caught.value.field == FIELD
+    assert decode(file_of(Image.new("RGB", (131_072, 1))), FIELD).shape == (1, 131_072, 3)
+
+
 def test_compressed_text_in_a_png_is_bounded() -> None:
     text = chunk(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(8 << 20), 9))
     message = refused(png(1, 1, b"\0\1\2\3", text))

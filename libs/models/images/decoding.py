@@ -32,10 +32,12 @@ FORMATS: Final = ("PNG", "JPEG", "WEBP", "TIFF", "GIF", "BMP", "AVIF")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`bytes`: of the file. `pixels`: height × width, as the file's header has them."""
+    """`bytes`: of the file. `pixels`: height × width, as the file's header has them. `side`: of the longer one; resizing takes
+    memory by the side: 0.6 GiB for 20,000,000 × 1 pixels by Pillow, 1.2 GiB by the kernel."""
 
     bytes: int = 32 << 20
     pixels: int = 50_000_000
+    side: int = 1 << 17
 
 
 LIMITS: Final = Limits()
@@ -110,6 +112,9 @@ def _opened(data: bytes, field: str, limits: Limits) -> Iterator[Image.Image]:
         with Image.open(BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > limits.pixels:
                 raise _too_many(f"{image.width:,} x {image.height:,}", field, limits)
+            if max(image.size) > limits.side:
+                text = f"the image has {image.width:,} x {image.height:,} pixels; a side may have at most {limits.side:,}"
+                raise InvalidInput(text, field=field)
             if image.mode in _UNDEFINED:
                 raise InvalidInput("the image has 32 bits a channel; 8 and 16 are served", field=field)
             yield image
