@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tokenizers import Tokenizer
 
 from libs.catalog.card import Card
@@ -37,9 +39,12 @@ def build(parts: Parts) -> Built:
 
 def _marks(parts: Parts, tokenizer: Tokenizer) -> Marks:
     folder = parts.directory / TOKENIZER_FOLDER
-    names = [special_token(folder, role) for role in ("cls_token", "sep_token", "mask_token")]
-    ids = [tokenizer.token_to_id(name) for name in names]
-    for role, index in zip(("cls_token", "sep_token", "mask_token"), ids, strict=True):
-        if index is None:
-            raise ModelBroken(f"{TOKENIZER_FOLDER}/tokenizer_config.json: names no `{role}` that tokenizer.json has")
-    return Marks(*ids, text=names[2])
+    first, last, option = (_token(folder, tokenizer, role) for role in ("cls_token", "sep_token", "mask_token"))
+    return Marks(first, last, option, text=special_token(folder, "mask_token"))
+
+
+def _token(folder: Path, tokenizer: Tokenizer, role: str) -> int:
+    index: int | None = tokenizer.token_to_id(special_token(folder, role))
+    if index is None:
+        raise ModelBroken(f"{TOKENIZER_FOLDER}/tokenizer_config.json: names no `{role}` that tokenizer.json has")
+    return index
