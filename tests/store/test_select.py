@@ -80,8 +80,8 @@ def test_gliner_and_its_second_tokenizer() -> None:
 def test_folders_of_the_packages_gliner2_and_laya() -> None:
     others = ("config.json", "model.safetensors", "encoder_config/config.json")
     assert wanted({}, *others, "onnx/config.json") == sorted(others)
-    others = ("rl_agent_config.json", "model.safetensors", "encoder/config.json", "tokenizer/tokenizer.json")
-    assert wanted({}, *others, "onnx/config.json") == sorted(others)
+    laya = ("rl_agent_config.json", "model.safetensors", "encoder/config.json", "tokenizer/tokenizer.json")
+    assert wanted({}, *laya, "onnx/config.json") == sorted(laya)
 
 
 def test_named_templates_beside_the_encoder() -> None:
