@@ -19,6 +19,7 @@ Kind = Literal[
     "gliner2",
     "glirel",
     "gliclass",
+    "laya",
     "yes_no",
     "images",
     "writer",

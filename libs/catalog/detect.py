@@ -28,6 +28,7 @@ from libs.catalog.kinds.image_writer import image_writer_card, is_image_writer
 from libs.catalog.kinds.images import images_card, images_folder
 from libs.catalog.kinds.labels import sequence_labels, token_labels
 from libs.catalog.kinds.late import is_multi_vector, multi_vector
+from libs.catalog.kinds.laya import is_laya, laya_card
 from libs.catalog.kinds.nvembed import is_nvembed, nvembed_card
 from libs.catalog.kinds.reranker import need_answers, refuse_bare, yes_no
 from libs.catalog.kinds.sparse import is_sparse, sparse
@@ -70,6 +71,8 @@ def _card(directory: Path, model: str, overrides: Overrides | None, base: Path |
         return apply(gliner2_card(directory, model), overrides)
     if is_gliclass(directory):
         return apply(gliclass_card(directory, model), overrides)
+    if is_laya(directory):
+        return apply(laya_card(directory, model), overrides)
     if is_nvembed(directory):
         return apply(nvembed_card(directory, model), overrides)
     if is_image_writer(directory, None if overrides is None else overrides.detect.kind):

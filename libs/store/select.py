@@ -10,7 +10,7 @@ from typing import Final
 
 from libs.catalog.checkpoint import adapter
 from libs.catalog.checkpoint.files import Config
-from libs.catalog.kinds import gliner, glirel, images
+from libs.catalog.kinds import gliner, gliner2, glirel, images, laya
 from libs.errors import ModelBroken
 from libs.store.source import Remote, RemoteFile
 
@@ -32,10 +32,17 @@ _SAFE_PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,199}")
 _ROUTERS: Final = ("Router", "Asym")
 """Modules that hold others in folders of their own."""
 
-_TEXT_FOLDERS: Final = ("labels_tokenizer", "additional_chat_templates")
-"""Beside a module: GLiNER's second tokenizer, transformers' named templates."""
+_TEXT_FOLDERS: Final = (
+    "labels_tokenizer",
+    "additional_chat_templates",
+    str(PurePosixPath(gliner2.ENCODER_FILE).parent),
+    laya.ENCODER_FOLDER,
+    laya.TOKENIZER_FOLDER,
+)
+"""Beside a module: GLiNER's second tokenizer, transformers' named templates, the encoder's configuration of GLiNER2 and laya, and
+laya's tokenizer."""
 
-CONFIGS: Final = ("config.json", "modules.json", gliner.FILE, glirel.FILE, images.OPEN_CLIP)
+CONFIGS: Final = ("config.json", "modules.json", gliner.FILE, glirel.FILE, laya.FILE, images.OPEN_CLIP)
 """A directory with one of these is a checkpoint."""
 
 _ADVICE: Final = {gliner.FILE: gliner.ADVICE, glirel.FILE: glirel.ADVICE}

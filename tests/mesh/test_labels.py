@@ -1,4 +1,4 @@
-"""Labels of the request's own through the whole mesh: a model of natural language inference, and GLiClass."""
+"""Labels of the request's own through the whole mesh: a model of natural language inference, GLiClass and laya."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from shoal.errors import InvalidInput
 
 from tests.mesh.conftest import CLASSES
 from tests.parity import test_gliclass as package
+from tests.parity import test_laya as laya
 
 # transformers and its dependencies warn of their own future.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -43,3 +44,13 @@ def test_gliclass(client: shoal.Client, checkpoints: Path) -> None:
     with pytest.raises(InvalidInput) as refused:
         client.classify("random/gliclass", TEXTS, [])
     assert refused.value.field == "classify.labels"
+
+
+def test_laya(client: shoal.Client, checkpoints: Path) -> None:
+    reference = laya.write(checkpoints / "random/laya")
+    ours = client.classify("random/laya", TEXTS, laya.LABELS)
+    for answer, text in zip(ours.results, TEXTS, strict=True):
+        assert found(answer) == pytest.approx(reference.scores(text, laya.LABELS, 1.5), rel=1e-4)
+    with pytest.raises(InvalidInput) as refused:
+        client.classify("random/laya", TEXTS, laya.LABELS, multi_label=True)
+    assert refused.value.field == "classify.multi_label"

@@ -77,6 +77,13 @@ def test_gliner_and_its_second_tokenizer() -> None:
     assert wanted({}, *others, "onnx/model.onnx", "onnx/tokenizer.json") == sorted(others)
 
 
+def test_folders_of_the_packages_gliner2_and_laya() -> None:
+    others = ("config.json", "model.safetensors", "encoder_config/config.json")
+    assert wanted({}, *others, "onnx/config.json") == sorted(others)
+    laya = ("rl_agent_config.json", "model.safetensors", "encoder/config.json", "tokenizer/tokenizer.json")
+    assert wanted({}, *laya, "onnx/config.json") == sorted(laya)
+
+
 def test_named_templates_beside_the_encoder() -> None:
     others = ("0_Transformer/model.safetensors", "0_Transformer/additional_chat_templates/rerank.jinja")
     assert wanted({"modules.json": [{"path": "0_Transformer"}]}, *others) == sorted([*others, "modules.json"])

@@ -11,6 +11,7 @@ from libs.models.text.kinds import (
     gliner2,
     glirel,
     hybrid,
+    laya,
     sequence_labels,
     sparse,
     token_labels,
@@ -30,6 +31,7 @@ _KINDS: dict[Kind, ModelKind] = {
     "gliner2": gliner2,
     "glirel": glirel,
     "gliclass": gliclass,
+    "laya": laya,
 }
 
 

@@ -1,0 +1,104 @@
+"""laya: hidden states -> a logit for each option's marker, by transformer layers and an MLP of its own (the laya package)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from libs.catalog.card import Activation
+from libs.kernels.attention import varlen_attention
+from libs.kernels.layout import Layout, to_device
+from libs.kernels.norms import layer_norm
+from libs.models.head import Array
+from libs.models.packed import Packed, Rows
+from libs.models.text.heads.linear import HeadLinear, check_shape
+from libs.models.work import InputSequence, Output
+
+_EPSILON: Final = 1e-5  # torch's, which the package keeps
+_HEAD_SIZE: Final = 64
+_TYPES: Final = 3  # of questions: choice, score, truth
+_CHOICE: Final = 0
+
+State = Mapping[str, Tensor]
+
+
+class OptionsHead(nn.Module):
+    """Hidden states -> [options of all sequences] float32; `InputSequence.input` has the rows of the markers."""
+
+    def __init__(self, state: State, layers: int, size: int, file: str) -> None:
+        """`size`: of hidden states. Raises ModelBroken for a tensor that is missing or has another shape."""
+        super().__init__()
+        check_shape(state, "type_emb.weight", (_TYPES, size), file)
+        self.kind = nn.Parameter(state["type_emb.weight"][_CHOICE].clone(), requires_grad=False)
+        self.layers = nn.ModuleList(_Layer(state, f"head.layers.{number}", size, file) for number in range(layers))
+        self.norm = _Norm(state, "scorer.0", size, file)
+        self.inner = _linear(state, "scorer.1", (size, size), file, "gelu")
+        self.outer = _linear(state, "scorer.3", (1, size), file)
+
+    @property
+    def rows(self) -> Rows | None:
+        return None
+
+    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+        x = hidden.float() + self.kind
+        layout = Layout.of(batch.lengths, batch.lengths, hidden.device)
+        for layer in self.layers:
+            x = layer(x, layout)
+        starts = np.cumsum([0, *batch.lengths[:-1]])
+        rows = np.concatenate([start + _markers(sequence) for start, sequence in zip(starts, sequences, strict=True)])
+        options = x.index_select(0, to_device(rows.astype(np.int32), hidden.device).long())
+        return (self.outer.forward(self.inner.forward(self.norm.forward(options))).squeeze(-1),)
+
+    def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
+        ends = np.cumsum([len(_markers(sequence)) for sequence in sequences])[:-1]
+        return list(np.split(arrays[0].astype(np.float32, copy=False), ends))
+
+
+class _Layer(nn.Module):
+    """torch's TransformerEncoderLayer with norms before its blocks and ReLU."""
+
+    def __init__(self, state: State, stem: str, size: int, file: str) -> None:
+        super().__init__()
+        self.attention_norm, self.ffn_norm = (_Norm(state, f"{stem}.norm{number}", size, file) for number in (1, 2))
+        attention = {"weight": f"{stem}.self_attn.in_proj_weight", "bias": f"{stem}.self_attn.in_proj_bias"}
+        self.qkv = _linear({f"qkv.{ending}": state[name] for ending, name in attention.items() if name in state}, "qkv",
+                           (3 * size, size), file)  # fmt: skip
+        self.out = _linear(state, f"{stem}.self_attn.out_proj", (size, size), file)
+        self.up = _linear(state, f"{stem}.linear1", (4 * size, size), file, "relu")
+        self.down = _linear(state, f"{stem}.linear2", (size, 4 * size), file)
+        self._heads = max(1, size // _HEAD_SIZE)
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        """[tokens, size] float32 -> the same"""
+        fused = self.qkv.forward(self.attention_norm.forward(x)).view(len(x), 3, self._heads, -1)
+        q, k, v = fused.unbind(1)
+        x = x + self.out.forward(varlen_attention(q, k, v, layout, scale=q.shape[2] ** -0.5).flatten(1))
+        return x + self.down.forward(self.up.forward(self.ffn_norm.forward(x)))
+
+
+class _Norm(nn.Module):
+    """LayerNorm in float32: [rows, size] -> the same."""
+
+    def __init__(self, state: State, stem: str, size: int, file: str) -> None:
+        super().__init__()
+        for ending in ("weight", "bias"):
+            check_shape(state, f"{stem}.{ending}", (size,), file)
+        self.weight = nn.Parameter(state[f"{stem}.weight"], requires_grad=False)
+        self.bias = nn.Parameter(state[f"{stem}.bias"], requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.weight, self.bias, _EPSILON)
+
+
+def _linear(state: State, stem: str, shape: tuple[int, int], file: str, function: Activation = "identity") -> HeadLinear:
+    check_shape(state, f"{stem}.weight", shape, file)
+    check_shape(state, f"{stem}.bias", shape[:1], file)
+    return HeadLinear(state, stem, function)
+
+
+def _markers(sequence: InputSequence) -> NDArray[np.int32]:
+    return cast("NDArray[np.int32]", sequence.input)

@@ -1,0 +1,50 @@
+"""laya: a choice among the request's labels, each an option after a marker of one sequence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from libs.catalog.card import Card
+from libs.catalog.kinds.laya import FILE, TOKENIZER_FOLDER, read_laya
+from libs.errors import ModelBroken
+from libs.models.text.heads.laya import OptionsHead
+from libs.models.text.kinds.kind import Built, Parts
+from libs.models.text.kinds.state import HeadState
+from libs.models.text.processing.laya import LayaProcessor, Marks
+from libs.models.text.tokenising.text import special_token
+from libs.models.text.tokenising.tokenizer import load_tokenizer
+from libs.models.weights import HeadRule
+
+
+def head_table(card: Card) -> dict[str, HeadRule]:
+    return {}
+
+
+def build(parts: Parts) -> Built:
+    settings, size = read_laya(parts.directory), parts.encoder.hidden_size
+    if parts.encoder.causal:
+        raise ModelBroken(f"encoder/config.json: describes a decoder ({parts.card.family}), whose options do not see the text")
+    if size % max(1, size // 64):
+        raise ModelBroken(f"encoder/config.json: `hidden_size` is {size}, which heads of 64 do not divide")
+    state = HeadState(parts.rest, parts.device, FILE)
+    head = OptionsHead(state, settings.layers, size, parts.file)
+    state.drop("act_head.")  # whether to act, which no answer of ours says
+    state.drop("temperature")  # while it trained; answers take those of rl_agent_config.json
+    state.check_all_used()
+    tokenizer = load_tokenizer(parts.directory / TOKENIZER_FOLDER, lowercase=False)
+    return Built({"options": head}, LayaProcessor(parts.card, settings, tokenizer, _marks(parts, tokenizer)))
+
+
+def _marks(parts: Parts, tokenizer: Tokenizer) -> Marks:
+    folder = parts.directory / TOKENIZER_FOLDER
+    first, last, option = (_token(folder, tokenizer, role) for role in ("cls_token", "sep_token", "mask_token"))
+    return Marks(first, last, option, text=special_token(folder, "mask_token"))
+
+
+def _token(folder: Path, tokenizer: Tokenizer, role: str) -> int:
+    index: int | None = tokenizer.token_to_id(special_token(folder, role))
+    if index is None:
+        raise ModelBroken(f"{TOKENIZER_FOLDER}/tokenizer_config.json: names no `{role}` that tokenizer.json has")
+    return index
