@@ -1,6 +1,6 @@
 """laya against a reference written out here: transformers' ModernBERT, torch's own encoder layers and the package's sequences.
 
-The names of tensors, the prompt, its limits and the temperatures are those of the package laya 0.4.15 (its modules common and agent).
+The names of tensors, the prompt, its limits and the temperatures are those of the package laya 0.4.15 (common, agent).
 """
 
 from __future__ import annotations
