@@ -118,7 +118,7 @@ def test_pages_and_prompts(reader: PackedModel, monkeypatch: pytest.MonkeyPatch)
     first = store.run(reader, prepared)
     told = EncodeWork([""], parts={0: (Part(page, "items[0].image", "a"), Part(TEXTS[0], "items[0].text"))})
     assert not reader.prepare(told).known
-    monkeypatch.setattr(parts, "decode", refuse)
+    monkeypatch.setattr(parts, "decoded", refuse)
     again = reader.prepare(work([page]))
     assert list(again.known) == [0]
     assert again.tokens * 2 == prepared.tokens

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from contextlib import suppress
 from typing import Any, Final
 
 import hiredis
@@ -35,10 +36,12 @@ class _Line:
         self._connection = connection
         self._answer_seconds = answer_seconds
         self._loop = asyncio.get_running_loop()
-        # The state: each waiting command's reply and since when it waits; the timer for the first one; why the connection ended.
+        # The state: each waiting command's reply and since when it waits; the timer for the first one; why the connection ended;
+        # whether we end it, and have the time to see it closed.
         self._waiting: deque[tuple[asyncio.Future[Reply], float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self.error: RedisError | None = None
+        self._is_closing = False
         self._reading = asyncio.create_task(self._read())
 
     async def send(self, packed: bytes) -> Reply:
@@ -55,6 +58,7 @@ class _Line:
         return await reply
 
     async def close(self) -> None:
+        self._is_closing = True
         self._end(RedisConnectionError("the connection was closed"))
         self._reading.cancel()
         await asyncio.wait([self._reading])
@@ -64,7 +68,7 @@ class _Line:
         try:
             while True:
                 try:
-                    reply = await self._connection.read_response(timeout=math.inf)
+                    reply = await self._connection.read_response(timeout=math.inf, disconnect_on_error=False)
                 except ResponseError as error:  # of this command alone
                     reply = error
                 waiting, _ = self._waiting.popleft()
@@ -79,7 +83,8 @@ class _Line:
         except (OSError, IndexError) as error:  # the latter: a reply to no command
             self._end(RedisConnectionError(f"Error while reading from Redis: {error}"))
         finally:
-            await self._connection.disconnect(nowait=True)
+            with suppress(RedisError):  # the other side does not answer
+                await self._connection.disconnect(nowait=not self._is_closing)
             await self._pool.release(self._connection)
 
     def _look(self) -> None:
