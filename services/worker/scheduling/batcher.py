@@ -22,6 +22,10 @@ from services.worker.scheduling.turns import BURST_SECONDS, Turns
 BULK_SHARE: Final = 1 / 9
 """Weight of bulk work beside interactive work of the same tenant: a tenth of what both get, as in the lanes."""
 
+WRITING_SHARE: Final = 1 / 2
+"""Weight of models that write beside the other models of the same caller: an answer takes them seconds anyway, and others
+milliseconds."""
+
 COMPANY_SECONDS: Final = 0.005
 """Callers whose virtual times exceed the least-served one's by at most this much join its batch. Callers at the same pace are thus
 batched together; a light caller is not held up by the work of a caller that has just had a batch."""
@@ -157,9 +161,10 @@ class _Share:
         turns = self.lines[line.group.model]
         return turns.tag(line.key) <= turns.tag(turns.first()) + COMPANY_SECONDS
 
-    def charge(self, line: _LineKey, model: str, cost: float, now: float) -> None:
-        self.models.charge(model, cost, now)
-        self.lines.setdefault(model, Turns()).charge(line, cost, now)
+    def charge(self, line: _LineKey, group: Group, cost: float, now: float) -> None:
+        cost /= WRITING_SHARE if group.is_continuous else 1.0
+        self.models.charge(group.model, cost, now)
+        self.lines.setdefault(group.model, Turns()).charge(line, cost, now)
 
     def forget(self, now: float) -> None:
         self.models.forget(now)
@@ -279,7 +284,7 @@ class WaitingRoom:
         for flow, tokens in batch.weighed.items():
             self._callers.charge(flow.caller, tokens * rate, now)
             share = self._shares.setdefault(flow.caller, _Share())
-            share.charge((batch.group.head, flow), batch.group.model, tokens * rate, now)
+            share.charge((batch.group.head, flow), batch.group, tokens * rate, now)
             share.forget(now)
         self._models.charge(batch.group.model, sum(batch.weighed.values()) * rate, now)
         self._forget()
