@@ -91,7 +91,7 @@ class Hub:
     def _cached(self, model: str) -> Path | None:
         """A complete snapshot, as far as the cache can tell: it does not know of files that no program ever requested.
 
-        None without a configuration of a model or an adapter. Raises ModelBroken if its weights are missing, or there only as pickle.
+        None if it has no configuration of a model or an adapter. Raises ModelBroken if its weights are missing or only pickle.
         """
         name, revision = split_revision(model)
         try:
