@@ -44,7 +44,7 @@ class Published:
 
     def _converted(self, model: str, directory: Path) -> Path:
         """A copy with the tokenizer's file for a model without one, as `shoal models check` advises; else the directory."""
-        if (directory / "tokenizer.json").is_file() or (directory / "tokenizer").is_dir():
+        if any(directory.rglob("tokenizer.json")):
             return directory
         own = self.folder / model
         shutil.copytree(directory, own)

@@ -26,28 +26,34 @@ MOST: Final = 64
 
 def texts(client: shoal.Client, model: str, directory: Path, *, instruction: str = "", most: int = MOST) -> None:
     """Models that read and write texts."""
+    wanted = _written(directory, instruction, most)
+    _same(client.extract(model, TEXTS, shoal.ReadText(instruction=instruction, max_tokens=most)), wanted)
+
+
+def _written(directory: Path, instruction: str, most: int) -> list[str]:
+    """In a function of its own, so that the package's model is gone before the mesh loads its own. So is `_said`'s."""
     kind = transformers.AutoConfig.from_pretrained(directory)
     loads = transformers.AutoModelForSeq2SeqLM if kind.is_encoder_decoder else transformers.AutoModelForCausalLM
     theirs = loads.from_pretrained(directory, dtype=torch.float32).eval()
-    wanted = [reference(theirs, directory, text, most, instruction) for text in TEXTS]
-    found = client.extract(model, TEXTS, shoal.ReadText(instruction=instruction, max_tokens=most))
-    _same(found, wanted)
+    return [reference(theirs, directory, text, most, instruction) for text in TEXTS]
 
 
 def conversation(client: shoal.Client, model: str, directory: Path, *, instruction: str, most: int = MOST) -> None:
     """Vision-language models with a chat template."""
-    theirs = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).eval()
-    ids = [conversation_models.written(theirs, directory, [image], instruction, most) for image in IMAGES]
+    ids, ends = _said(directory, instruction, most)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     keeps_tags = tokenizer.token_to_id("<doctag>") is not None
+    kept = [[each for each in one if not keeps_tags or each not in ends] for one in ids]
+    wanted = [tokenizer.decode(one, skip_special_tokens=not keeps_tags).strip() for one in kept]
+    _same(client.extract(model, IMAGES, shoal.ReadText(instruction=instruction, max_tokens=most)), wanted, ids)
+
+
+def _said(directory: Path, instruction: str, most: int) -> tuple[list[list[int]], set[int]]:
+    """The tokens about each image, and those that end a text."""
+    theirs = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).eval()
     ends = theirs.generation_config.eos_token_id
-    ended = {*ends} if isinstance(ends, list) else {ends}
-    wanted = [
-        tokenizer.decode([each for each in one if not keeps_tags or each not in ended], skip_special_tokens=not keeps_tags).strip()
-        for one in ids
-    ]
-    found = client.extract(model, IMAGES, shoal.ReadText(instruction=instruction, max_tokens=most))
-    _same(found, wanted, ids)
+    ids = [conversation_models.written(theirs, directory, [image], instruction, most) for image in IMAGES]
+    return ids, {*ends} if isinstance(ends, list) else {ends}
 
 
 def florence(client: shoal.Client, model: str, directory: Path) -> None:
