@@ -64,8 +64,9 @@ class Settings:
 
 
 def read_settings(directory: Path) -> Settings:
-    """From generation_config.json or, where there is none, config.json and its text_config (microsoft's Florence-2). Sampling is not
-    served: answers are greedy.
+    """From generation_config.json or, where there is none, config.json and its text_config (microsoft's Florence-2).
+
+    Sampling is not served: answers are greedy.
 
     Raises ModelBroken, naming the file and key, for settings that are not served.
     """
