@@ -41,6 +41,18 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--published", action="store_true", help="run published weights of the Hugging Face hub too (tests/published)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A run that wants published weights and cannot have them says so once and ends."""
+    if config.getoption("--published") and "PYTEST_XDIST_WORKER" not in os.environ:
+        from tests.published.reach import need_models
+
+        need_models()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))

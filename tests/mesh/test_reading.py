@@ -121,13 +121,13 @@ def test_lines_and_forms(client: shoal.Client, models: tuple[Path, dict[str, Any
 @pytest.mark.parametrize("name", [DOCLING, QWEN])
 def test_conversations(name: str, client: shoal.Client, models: tuple[Path, dict[str, Any]]) -> None:
     root, made = models
-    kind, asked, images = name.partition("/")[2], "Convert this page to docling.", pictures()[:3]
+    asked, images = "Convert this page to docling.", pictures()[:3]
     tokenizer = Tokenizer.from_file(str(root / name / "tokenizer.json"))
-    wanted = [conversation_models.written(made[name], kind, root / name, [image], asked, MOST) for image in images]
+    wanted = [conversation_models.written(made[name], root / name, [image], asked, MOST) for image in images]
     found = client.extract(name, images, shoal.ReadText(instruction=asked, max_tokens=MOST))
     assert [one.text for one in found] == [tokenizer.decode(each).strip() for each in wanted]
     both = shoal.Parts(images[0], "It is late.")
-    wanted = [conversation_models.written(made[name], kind, root / name, images[:1], f"It is late.\n{asked}", MOST)]
+    wanted = [conversation_models.written(made[name], root / name, images[:1], f"It is late.\n{asked}", MOST)]
     found = client.extract(name, [both], shoal.ReadText(instruction=asked, max_tokens=MOST))
     assert [one.text for one in found] == [tokenizer.decode(each).strip() for each in wanted]
 

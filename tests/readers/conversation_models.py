@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -56,8 +57,12 @@ GENERATION: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 
+_MARKS: Final = {"glm_ocr": "<|image|>", "paddleocr_vl": "<|IMAGE_PLACEHOLDER|>"}
+TILES: Final = ("idefics3", "smolvlm")
+
+
 def template(kind: str) -> str:
-    if kind in ("idefics3", "smolvlm"):
+    if kind in TILES:
         return TILED
     return {"glm_ocr": GLM, "lighton_ocr": LIGHTON, "paddleocr_vl": PADDLE}.get(kind, QWEN)
 
@@ -106,56 +111,64 @@ def _lighton_images() -> transformers.BaseImageProcessor:
 
 
 @torch.inference_mode()
-def written(
-    model: transformers.PreTrainedModel, kind: str, directory: Path, images: Sequence[bytes], text: str, most: int
-) -> list[int]:
-    """The new tokens that transformers writes about images and a text after them."""
+def written(model: transformers.PreTrainedModel, directory: Path, images: Sequence[bytes], text: str, most: int) -> list[int]:
+    """The new tokens that transformers writes about images and a text after them, of a directory here or of a published one.
+
+    transformers' processors want torchvision for videos; their parts for texts and images are put together here.
+    """
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     pictures = [Image.fromarray(decode(image, "image")) for image in images]
     content = [*({"type": "image"} for _ in images), {"type": "text", "text": text}]
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True)
-    if template(kind) == TILED:
-        processor = vlm_models._colidefics3(kind).processor
-        if pictures:
-            inputs = processor(text=[prompt], images=[pictures], return_tensors="pt", add_special_tokens=False)
-        else:
-            inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
-    elif template(kind) == PADDLE:
-        inputs = _gridded(tokenizer, prompt, pictures, _paddle_images(), "<|IMAGE_PLACEHOLDER|>")
-    elif template(kind) == GLM:
-        inputs = _gridded(tokenizer, prompt, pictures, _glm_images(), "<|image|>")
-    elif template(kind) == LIGHTON:
-        inputs = _lighton_inputs(tokenizer, prompt, pictures)
-    else:
-        inputs = _qwen(tokenizer, prompt, pictures)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": content}], chat_template=_template_of(directory), tokenize=False, add_generation_prompt=True
+    )
+    inputs = _inputs(model.config, tokenizer, prompt, pictures, directory)
     ids = inputs["input_ids"]
     return model.generate(**inputs, max_new_tokens=most, do_sample=False)[0, ids.shape[1] :].tolist()
 
 
-def _qwen(tokenizer: Any, prompt: str, pictures: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
-    found = {}
+def _template_of(directory: Path) -> str | None:
+    """Older checkpoints have it in a file of the processor's; None: the tokenizer has it."""
+    file = directory / "chat_template.json"
+    return json.loads(file.read_text())["chat_template"] if file.is_file() else None
+
+
+def _inputs(config: Any, tokenizer: Any, prompt: str, pictures: Sequence[Image.Image], directory: Path) -> dict[str, torch.Tensor]:
+    kind = config.model_type
+    if not pictures and kind in (*TILES, "lighton_ocr"):
+        return dict(tokenizer(prompt, return_tensors="pt", add_special_tokens=False))
+    images = transformers.AutoImageProcessor.from_pretrained(directory, backend="pil")
+    if kind in TILES:
+        tokens = (config.vision_config.image_size // config.vision_config.patch_size // config.scale_factor) ** 2
+        processor = transformers.Idefics3Processor(images, tokenizer, image_seq_len=tokens)
+        return dict(processor(text=[prompt], images=[list(pictures)], return_tensors="pt", add_special_tokens=False))
+    if kind == "lighton_ocr":
+        square = config.vision_config.patch_size * config.spatial_merge_size
+        seen = images(list(pictures), return_tensors="pt")
+        counts = [height // square * (width // square) for height, width in torch.as_tensor(seen["image_sizes"]).tolist()]
+        inputs = dict(tokenizer(_marked(prompt, "<|image_pad|>", counts), return_tensors="pt", add_special_tokens=False))
+        given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        return {**given, "pixel_values": seen["pixel_values"], "image_sizes": torch.as_tensor(seen["image_sizes"])}
+    return _gridded(tokenizer, prompt, pictures, images, _MARKS.get(kind, "<|image_pad|>"))
+
+
+def _gridded(tokenizer: Any, prompt: str, pictures: Sequence[Image.Image], images: Any, mark: str) -> dict[str, torch.Tensor]:
+    """Of Qwen-VL and those with its processing. `mark`: the token that stands for an image."""
+    found: dict[str, torch.Tensor] = {}
     if pictures:
-        seen = vlm_models._qwen_images()(list(pictures), return_tensors="pt")
+        seen = images(list(pictures), return_tensors="pt")
         found = {"pixel_values": seen["pixel_values"], "image_grid_thw": seen["image_grid_thw"]}
-        for grid in seen["image_grid_thw"]:
-            prompt = prompt.replace("<|image_pad|>", "<|seen|>" * (int(grid.prod()) // 4), 1)
-        prompt = prompt.replace("<|seen|>", "<|image_pad|>")
-    inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
-    ids = inputs["input_ids"]
-    kinds = (ids == tokenizer.convert_tokens_to_ids("<|image_pad|>")).int()
+        prompt = _marked(prompt, mark, [int(grid.prod()) // images.merge_size**2 for grid in seen["image_grid_thw"]])
+    ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"]
+    kinds = (ids == tokenizer.convert_tokens_to_ids(mark)).int()
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": kinds, **found}
 
 
-def _lighton_inputs(tokenizer: Any, prompt: str, pictures: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
-    found = {}
-    if pictures:
-        seen = _lighton_images()(list(pictures), return_tensors="pt")
-        found = {"pixel_values": seen["pixel_values"], "image_sizes": torch.as_tensor(seen["image_sizes"])}
-        for height, width in found["image_sizes"].tolist():
-            prompt = prompt.replace("<|image_pad|>", "<|seen|>" * (height // 8 * (width // 8)), 1)
-        prompt = prompt.replace("<|seen|>", "<|image_pad|>")
-    inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
-    return {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"], **found}
+def _marked(prompt: str, mark: str, counts: Sequence[int]) -> str:
+    """With as many marks for each image as it has tokens."""
+    for count in counts:
+        prompt = prompt.replace(mark, "<|seen|>" * count, 1)
+    return prompt.replace("<|seen|>", mark)
 
 
 def _paddle() -> tuple[Any, Any, Any]:
@@ -200,20 +213,6 @@ def _glm() -> tuple[Any, Any, Any]:
 
 def _glm_images() -> transformers.BaseImageProcessor:
     return transformers.Glm46VImageProcessorPil(patch_size=4, size={"shortest_edge": 8 * 64, "longest_edge": 160 * 64})
-
-
-def _gridded(tokenizer: Any, prompt: str, pictures: Sequence[Image.Image], images: Any, mark: str) -> dict[str, torch.Tensor]:
-    found = {}
-    if pictures:
-        seen = images(list(pictures), return_tensors="pt")
-        found = {"pixel_values": seen["pixel_values"], "image_grid_thw": seen["image_grid_thw"]}
-        for grid in seen["image_grid_thw"]:
-            prompt = prompt.replace(mark, "<|seen|>" * (int(grid.prod()) // 4), 1)
-        prompt = prompt.replace("<|seen|>", mark)
-    inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
-    ids = inputs["input_ids"]
-    kinds = (ids == tokenizer.convert_tokens_to_ids(mark)).int()
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": kinds, **found}
 
 
 _OWN: Final = {"glm_ocr": _glm, "lighton_ocr": _lighton, "paddleocr_vl": _paddle}

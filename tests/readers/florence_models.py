@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 import transformers
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
 from libs.models.images.decoding import decode
@@ -34,6 +34,7 @@ GENERATION: Final[dict[str, Any]] = {
     "decoder_start_token_id": 2, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "forced_bos_token_id": 0,
     "forced_eos_token_id": 2, "no_repeat_ngram_size": 3, "max_length": None,
 }  # fmt: skip
+_GENERATION_KEYS: Final = (*GENERATION, "num_beams", "early_stopping")
 _PROCESSOR: Final[dict[str, Any]] = {
     "image_processor_type": "CLIPImageProcessor", "do_resize": True, "do_center_crop": False, "resample": 3, "do_normalize": True,
     "size": {"height": SIDE, "width": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}, "image_mean": [0.485, 0.456, 0.406],
@@ -105,9 +106,53 @@ def _microsoft_name(name: str) -> str:
     return name.replace(".norm2.", ".ffn.norm.").replace(".ffn.fc", ".ffn.fn.net.fc")
 
 
+def read(directory: Path) -> transformers.PreTrainedModel:
+    """transformers' model, in float32, of a checkpoint in either layout."""
+    values = json.loads((directory / "config.json").read_text())
+    if "dim_embed" not in values["vision_config"]:
+        return transformers.Florence2ForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).eval()
+    config = transformers.Florence2Config(
+        vision_config=_own_names(values["vision_config"]),
+        text_config=values["text_config"] | {"model_type": "bart", "tie_word_embeddings": True},
+        image_token_id=values["text_config"]["vocab_size"] - 1,
+    )
+    model = transformers.Florence2ForConditionalGeneration(config).eval()
+    tensors = load_file(directory / "model.safetensors")
+    state = {}
+    for name in model.state_dict():
+        theirs = _microsoft_name(name)
+        if theirs not in tensors and name.endswith(("embed_tokens.weight", "lm_head.weight")):  # one table, stored once
+            theirs = "language_model.model.shared.weight"
+        state[name] = (tensors[theirs].T if theirs == "image_projection" else tensors[theirs]).float()
+    model.load_state_dict(state)
+    if (directory / "generation_config.json").is_file():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(directory)
+    else:  # microsoft's code generates by what it says of texts
+        values = {key: value for key, value in values["text_config"].items() if key in _GENERATION_KEYS}
+        model.generation_config = transformers.GenerationConfig(**values)
+    return model
+
+
+def _own_names(vision: dict[str, Any]) -> dict[str, Any]:
+    """microsoft's vision_config by transformers' names."""
+    kept = {key: value for key, value in vision.items() if key in _VISION}
+    return kept | {
+        "embed_dim": vision["dim_embed"],
+        "max_position_embeddings": vision["image_pos_embed"]["max_pos_embeddings"],
+        "max_temporal_embeddings": vision["visual_temporal_embedding"]["max_temporal_embeddings"],
+    }
+
+
 def processor(directory: Path) -> Any:
     """transformers' processing of images."""
-    return transformers.CLIPImageProcessorPil(**{key: value for key, value in _PROCESSOR.items() if key != "image_processor_type"})
+    values = json.loads((directory / "preprocessor_config.json").read_text())
+    return transformers.CLIPImageProcessorPil(
+        **{
+            key: value
+            for key, value in values.items()
+            if key in _PROCESSOR and key not in ("image_processor_type", "image_seq_length")
+        }
+    )
 
 
 @torch.inference_mode()

@@ -111,17 +111,17 @@ def _written(directory: Path, encoder: Any, decoder: Any, *, start: int | None) 
 
 def processed(directory: Path, image: bytes) -> torch.Tensor:
     """transformers' processing of an image: [1, 3, height, width]"""
-    values = json.loads((directory / "preprocessor_config.json").read_text())
-    kind = getattr(transformers, f"{values.pop('image_processor_type')}Pil")
-    return kind(**values)(Image.fromarray(decode(image, "image")), return_tensors="pt")["pixel_values"]
+    images = transformers.AutoImageProcessor.from_pretrained(directory, backend="pil")
+    return images(Image.fromarray(decode(image, "image")), return_tensors="pt")["pixel_values"]
 
 
 @torch.inference_mode()
 def written(model: Any, directory: Path, image: bytes, most: int, prompt: str = "") -> list[int]:
-    """The new tokens that transformers writes about an image."""
-    settings = {"max_new_tokens": most, "do_sample": False, "bad_words_ids": [[3]]}
+    """The new tokens that transformers writes about an image. The unknown token is banned, as Donut's authors do."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    settings = {"max_new_tokens": most, "do_sample": False, "bad_words_ids": [[tokenizer.token_to_id("<unk>")]]}
     before = 1
     if prompt:
-        ids = Tokenizer.from_file(str(directory / "tokenizer.json")).encode(prompt, add_special_tokens=False).ids
+        ids = tokenizer.encode(prompt, add_special_tokens=False).ids
         settings["decoder_input_ids"], before = torch.tensor([ids]), len(ids)
     return model.generate(processed(directory, image), **settings)[0, before:].tolist()

@@ -36,7 +36,7 @@ def images_for(kind: str) -> list[bytes]:
 def test_writes_what_transformers_writes(kind: str, tmp_path: Path) -> None:
     reference = write(kind, tmp_path)
     model, images = load(tmp_path), images_for(kind)
-    wanted = [written(reference, kind, tmp_path, [image], ASKED, MOST) for image in images]
+    wanted = [written(reference, tmp_path, [image], ASKED, MOST) for image in images]
     assert written_for(model, work_on(images, instruction=ASKED)) == [wanted]
     assert written_for(model, work_on(images[:1], instruction=ASKED)) == [wanted[:1]]  # and alone
     assert len({tuple(each) for each in wanted}) > 8  # the images are seen
@@ -48,7 +48,7 @@ def test_writes_what_transformers_writes(kind: str, tmp_path: Path) -> None:
 def test_with_beams_and_with_one_table(settings: dict[str, Any], kind: str, tmp_path: Path) -> None:
     reference = write(kind, tmp_path, **settings)
     images = images_for(kind)[:4]
-    wanted = [written(reference, kind, tmp_path, [image], ASKED, 33) for image in images]
+    wanted = [written(reference, tmp_path, [image], ASKED, 33) for image in images]
     assert written_for(load(tmp_path), work_on(images, instruction=ASKED, max_tokens=33)) == [wanted]
 
 
@@ -63,9 +63,9 @@ def test_several_images_and_texts_are_one_item(kind: str, tmp_path: Path) -> Non
         TextWork(["It is late."], instruction=ASKED, max_tokens=MOST),
     ]
     wanted = [
-        [written(reference, kind, tmp_path, images, ASKED, MOST)],
-        [written(reference, kind, tmp_path, images, f"It is late.\n{ASKED}", MOST)],
-        [written(reference, kind, tmp_path, [], f"It is late.\n{ASKED}", MOST)],
+        [written(reference, tmp_path, images, ASKED, MOST)],
+        [written(reference, tmp_path, images, f"It is late.\n{ASKED}", MOST)],
+        [written(reference, tmp_path, [], f"It is late.\n{ASKED}", MOST)],
     ]
     assert written_for(model, *works) == wanted
 
@@ -127,7 +127,7 @@ def test_logits_as_transformers(kind: str, tmp_path: Path, monkeypatch: pytest.M
     loop.step()
     theirs: list[torch.Tensor] = []
     hook = reference.lm_head.register_forward_hook(lambda module, given, made: theirs.append(made[:, -1]))
-    written(reference, kind, tmp_path, images_for(kind)[:1], ASKED, 1)
+    written(reference, tmp_path, images_for(kind)[:1], ASKED, 1)
     hook.remove()
     assert float((seen[0].double() - theirs[0].double()).norm() / theirs[0].double().norm()) < 1e-5
 
@@ -141,7 +141,7 @@ def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
     assert len(spare) > 5
     save_file(tensors | spare | {"model.language_model.layers.3.eh_proj.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
     image = images_for("glm_ocr")[0]
-    wanted = written(reference, "glm_ocr", tmp_path, [image], ASKED, MOST)
+    wanted = written(reference, tmp_path, [image], ASKED, MOST)
     assert written_for(load(tmp_path), work_on([image], instruction=ASKED)) == [[wanted]]
 
 
@@ -159,11 +159,11 @@ def test_its_card(kind: str, tmp_path: Path) -> None:
 def test_what_is_asked_where_nobody_says(tmp_path: Path) -> None:
     reference = write("qwen2_vl", tmp_path)
     image = pictures()[0]
-    wanted = written(reference, "qwen2_vl", tmp_path, [image], "Read the text in the image.", MOST)
+    wanted = written(reference, tmp_path, [image], "Read the text in the image.", MOST)
     assert written_for(load(tmp_path), work_on([image], text_kind="ocr")) == [[wanted]]
     card = Overrides("card.yaml:1", prompts={"ocr": "Text Recognition:"})
     model = load_served_model(tmp_path, "a/reader", torch.device("cpu"), torch.float32, card)
-    wanted = written(reference, "qwen2_vl", tmp_path, [image], "Text Recognition:", MOST)
+    wanted = written(reference, tmp_path, [image], "Text Recognition:", MOST)
     assert written_for(model, work_on([image], text_kind="ocr")) == [[wanted]]  # type: ignore[arg-type]
 
 

@@ -84,6 +84,20 @@ def test_beams_as_the_checkpoint_asks(tmp_path: Path) -> None:
     assert found == wanted
 
 
+def test_what_is_said_of_texts_counts_without_a_generation_config(tmp_path: Path) -> None:
+    """As microsoft's repositories have it."""
+    florence_models.write(tmp_path, "microsoft", num_beams=3)
+    said = tmp_path / "generation_config.json"
+    values, settings = json.loads((tmp_path / "config.json").read_text()), json.loads(said.read_text())
+    values["text_config"] |= {key: value for key, value in settings.items() if key in ("num_beams", "no_repeat_ngram_size")}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    said.unlink()
+    reference, images = florence_models.read(tmp_path), pictures()
+    assert reference.generation_config.num_beams == 3
+    (found,) = written_for(load(tmp_path), work_on(images, text_kind="caption", max_tokens=33))
+    assert found == [florence_models.written(reference, tmp_path, each, "What does the image describe?", 33) for each in images]
+
+
 def test_bfloat16_is_as_near_as_transformers(tmp_path: Path) -> None:
     reference = florence_models.write(tmp_path)
     image = pictures()[0]

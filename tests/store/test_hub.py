@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, snapshot_download
 
+from libs.catalog.checkpoint import adapter
+from libs.catalog.kinds.images import OPEN_CLIP, OPEN_CLIP_WEIGHTS
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity
 from libs.store import Copy, Progress
 from libs.store.cache import RECORD
+from libs.store.select import CONFIGS
 from tests.store.checkpoints import MODEL, WANTED, WEIGHT_BYTES, same, write_model
 from tests.store.conftest import TRANSFER, MakeStore
 from tests.store.fake_hub import COMMIT, FakeHub
@@ -223,6 +226,23 @@ class TestCache:
         with pytest.raises(ModelNotFound, match="HF_HUB_OFFLINE"):
             make_store().get("org/other", ignore)
         assert hub.calls == []
+
+    @pytest.mark.parametrize(
+        ("config", "weights"), [(name, "model.safetensors") for name in CONFIGS if name not in ("modules.json", OPEN_CLIP)]
+        + [(OPEN_CLIP, OPEN_CLIP_WEIGHTS), (adapter.FILE, adapter.WEIGHTS)],
+    )  # fmt: skip
+    def test_each_layout_in_it_is_seen(self, hub: FakeHub, cached: Path, make_store: MakeStore, config: str, weights: str) -> None:
+        for name in ("config.json", "modules.json"):
+            (cached / name).unlink()
+        hub.statuses.extend([503] * 20)
+        with pytest.raises(NoCapacity):  # it has no configuration of a model
+            make_store().get(MODEL, ignore)
+        (cached / config).write_text("{}")
+        (cached / "model.safetensors").rename(cached / weights)
+        assert make_store().get(MODEL, ignore).directory == cached
+        (cached / weights).unlink()
+        with pytest.raises(NoCapacity):
+            make_store().get(MODEL, ignore)
 
     def test_offline_a_pickle_in_it_is_refused(
         self, hub: FakeHub, cached: Path, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch

@@ -64,14 +64,18 @@ class Settings:
 
 
 def read_settings(directory: Path) -> Settings:
-    """From generation_config.json or, where there is none, config.json. Sampling is not served: answers are greedy.
+    """From generation_config.json or, where there is none, config.json and its text_config (microsoft's Florence-2).
+
+    Sampling is not served: answers are greedy.
 
     Raises ModelBroken, naming the file and key, for settings that are not served.
     """
     own = read_config(directory, FILE)
     if own is not None:
         return settings_of(Config(own.values, file=FILE))
-    return settings_of(Config(need_config(directory, "config.json").values))
+    config = need_config(directory, "config.json")
+    said = {key: value for key, value in config.values.items() if value is not None}
+    return settings_of(Config({**config.part("text_config").values, **said}))
 
 
 def settings_of(config: Config) -> Settings:

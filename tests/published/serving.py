@@ -1,0 +1,71 @@
+"""How a published model is run: fetched by Shoal's own store, served by a mesh, compared and evicted."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+import shoal
+import transformers
+
+from libs.errors import ModelBroken
+from libs.store import Store
+from tests.published.table import Comparison
+from tests.support.cluster import Cluster
+
+SECONDS: Final = 3600.0
+"""For a call: the largest writes a page on a CPU."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A store, and a client of a mesh whose worker uses the same directory. `folder`: of models that had to be converted."""
+
+    store: Store
+    client: shoal.Client
+    folder: Path
+
+    def check(self, model: str, comparison: Comparison) -> None:
+        """Fetches the model unless it is on this machine, and compares what the mesh answers with its own package."""
+        try:
+            copy = self.store.get(model, lambda progress: None)
+        except ModelBroken as error:
+            pytest.fail(f"{model} is not served as it is published, which its card (about.convert) should say: {error}")
+        try:
+            comparison(self.client, model, self._converted(model, copy.directory))
+            self.client.models.evict(model)
+        finally:
+            copy.close()
+
+    def _converted(self, model: str, directory: Path) -> Path:
+        """A copy with the tokenizer's file for a model without one, as `shoal models check` advises; else the directory."""
+        if any(directory.rglob("tokenizer.json")):
+            return directory
+        own = self.folder / model
+        shutil.copytree(directory, own)
+        transformers.AutoTokenizer.from_pretrained(directory).save_pretrained(own)
+        return own
+
+
+@contextmanager
+def published(root: Path, store: Store, environment: Mapping[str, str]) -> Iterator[Published]:
+    """A router and a worker on this machine's CPU, in float32. `root`: of logs. `environment`: of the worker."""
+    folder = root / "converted"
+    folder.mkdir()
+    settings = {
+        "SHOAL_STORES": "hf",
+        "SHOAL_STORE_DIR": str(store.models.parent),
+        "SHOAL_DEVICE": "cpu",
+        "SHOAL_LOAD_SECONDS": str(SECONDS),
+        **environment,
+    }
+    with (
+        Cluster(root, models=str(folder), environment=settings) as cluster,
+        shoal.Client(cluster.address, timeout=SECONDS) as client,
+    ):
+        yield Published(store, client, folder)
