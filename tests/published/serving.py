@@ -35,7 +35,9 @@ class Published:
         try:
             copy = self.store.get(model, lambda progress: None)
         except ModelBroken as error:
-            pytest.fail(f"{model} is not served as it is published, which its card (about.convert) should say: {error}")
+            pytest.fail(
+                f"{model} cannot be had as it is published: {error}. Of pickled weights its card (about.convert) should say so"
+            )
         try:
             comparison(self.client, model, self._converted(model, copy.directory))
             self.client.models.evict(model)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from libs.catalog.detect import read_card
@@ -41,6 +44,33 @@ def test_writes_what_transformers_writes(kind: str, tmp_path: Path) -> None:
     assert written_for(model, work_on(images[:1], instruction=ASKED)) == [wanted[:1]]  # and alone
     assert len({tuple(each) for each in wanted}) > 8  # the images are seen
     assert max(map(len, wanted)) >= 32
+
+
+def test_sides_are_multiples_of_what_the_processor_says(tmp_path: Path) -> None:
+    """Of squares of patches, of patches, and of what is neither (LightOnOCR)."""
+    reference, file = write("lighton_ocr", tmp_path), tmp_path / "preprocessor_config.json"
+    values = json.loads(file.read_text())
+    images = [png_of(height, width) for height, width in ((40, 56), (41, 43), (30, 44), (9, 63))]
+    found = []
+    for side in (8, {"height": 4, "width": 4}):
+        file.write_text(json.dumps(values | {"patch_size": side}))
+        wanted = [written(reference, tmp_path, [image], ASKED, 20) for image in images]
+        found.append(written_for(load(tmp_path), work_on([*images, images[1]], instruction=ASKED, max_tokens=20))[0])
+        assert found[-1] == [*wanted, wanted[1]]
+    assert found[0][0] == found[1][0]
+    assert found[0][1] != found[1][1]
+    with pytest.raises(InvalidInput, match="too small: 40 x 3 pixels"):
+        load(tmp_path).prepare(work_on([png_of(3, 40)]))
+    file.write_text(json.dumps(values | {"patch_size": 6}))
+    with pytest.raises(ModelBroken, match=r"patch_size.*multiples of 4 pixels"):
+        load(tmp_path)
+
+
+def png_of(height: int, width: int) -> bytes:
+    """Noise."""
+    out = BytesIO()
+    Image.fromarray(np.random.default_rng(height * width).integers(0, 256, (height, width, 3), np.uint8)).save(out, "PNG")
+    return out.getvalue()
 
 
 @pytest.mark.parametrize("kind", KINDS)

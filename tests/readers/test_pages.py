@@ -77,6 +77,25 @@ def test_beams_as_the_checkpoint_asks(tmp_path: Path) -> None:
     assert written_for(load(tmp_path), work_on(images, max_tokens=33)) == [wanted]
 
 
+@pytest.mark.parametrize(
+    "said", [{"forced_eos_token_id": 2}, {"no_repeat_ngram_size": 3, "forced_eos_token_id": None}, {"num_beams": 3}]
+)
+def test_what_is_said_of_the_decoder_counts_without_a_generation_config(said: dict[str, Any], tmp_path: Path) -> None:
+    """As early repositories have it, with transformers' default of a length."""
+    write_donut(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    values = json.loads((tmp_path / "config.json").read_text())
+    values["decoder"] |= said
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    reference, images = transformers.VisionEncoderDecoderModel.from_pretrained(tmp_path).eval(), pictures()
+    wanted = [written(reference, tmp_path, image, 33, "<s_cord>") for image in images]
+    assert written_for(load(tmp_path), work_on(images, max_tokens=33)) == [wanted]
+    values["decoder"]["max_length"] = 20
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    ((longest, *_),) = written_for(load(tmp_path), work_on(images[:1], max_tokens=0))
+    assert len(longest) > 33
+
+
 @pytest.mark.parametrize("turns", [False, True])
 def test_pages_are_fitted_as_by_transformers(turns: bool, tmp_path: Path) -> None:
     write_donut(tmp_path, turns=turns)

@@ -64,8 +64,9 @@ class Settings:
 
 
 def read_settings(directory: Path) -> Settings:
-    """From generation_config.json or, where there is none, config.json and its text_config (microsoft's Florence-2).
+    """From generation_config.json or, where there is none, config.json and what it says of the decoder (Donut, Florence-2).
 
+    A decoder's `max_length` is not read: early versions of transformers wrote its default, 20 tokens, into every part of a file.
     Sampling is not served: answers are greedy.
 
     Raises ModelBroken, naming the file and key, for settings that are not served.
@@ -74,8 +75,9 @@ def read_settings(directory: Path) -> Settings:
     if own is not None:
         return settings_of(Config(own.values, file=FILE))
     config = need_config(directory, "config.json")
-    said = {key: value for key, value in config.values.items() if value is not None}
-    return settings_of(Config({**config.part("text_config").values, **said}))
+    parts = [{**config.part(key).values, "max_length": None} for key in ("text_config", "decoder")]
+    said = [(key, value) for part in (*parts, config.values) for key, value in part.items() if value is not None]
+    return settings_of(Config(dict(said)))
 
 
 def settings_of(config: Config) -> Settings:

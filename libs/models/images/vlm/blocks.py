@@ -60,11 +60,14 @@ class BlockSpec:
         return np.concatenate(windows), [len(window) for window in windows]
 
     def axes(self, grid: Grid) -> NDArray[np.int32]:
-        """Row and column of each patch in its order: [2, patches]"""
+        """Row and column of each patch in its order: [2, patches]. Those beyond the last whole square come last."""
         order, _ = self.order(grid)
-        places = np.indices(grid, np.int32).reshape(2, grid[0] // self.side, self.side, grid[1] // self.side, self.side)
-        squares = places.transpose(0, 1, 3, 2, 4).reshape(2, -1, self.side**2)
-        return np.ascontiguousarray(squares[:, order].reshape(2, -1))
+        rows, columns = (count // self.side * self.side for count in grid)
+        places = np.indices(grid, np.int32)
+        whole = places[:, :rows, :columns].reshape(2, rows // self.side, self.side, columns // self.side, self.side)
+        squares = whole.transpose(0, 1, 3, 2, 4).reshape(2, -1, self.side**2)
+        beyond = places[:, (places[0] >= rows) | (places[1] >= columns)]
+        return np.concatenate((squares[:, order].reshape(2, -1), beyond), axis=1)
 
 
 class BlockEmbedding(InputLayer):
@@ -117,12 +120,12 @@ class BlockEmbedding(InputLayer):
         """Images of one size: uint8 [n, height, width, 3] -> [n * patches, hidden]"""
         device = self.weight.device
         images = images.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else images
-        count, patch, side = len(images), self.spec.patch, self._block.side
+        count, patch = len(images), self.spec.patch
         grid = self.spec.grid_of(images.shape[1], images.shape[2])
-        whole = images.view(count, grid[0] // side, side, patch, grid[1] // side, side, patch, _COLOURS)
-        squares = whole.permute(0, 1, 4, 2, 5, 7, 3, 6).reshape(count, -1, side**2 * _COLOURS, patch**2)
-        order = torch.from_numpy(self._block.order(grid)[0]).to(device).long()
-        patches = squares.index_select(1, order).view(-1, _COLOURS, patch**2)
+        whole = images.view(count, grid[0], patch, grid[1], patch, _COLOURS)
+        rows, columns = torch.from_numpy(self._block.axes(grid)).to(device).long()
+        own = whole.permute(0, 1, 3, 5, 2, 4).reshape(count, -1, _COLOURS * patch**2).index_select(1, rows * grid[1] + columns)
+        patches = own.view(-1, _COLOURS, patch**2)
         values = ((patches.float() / (1 / self._processing.scale) - self.mean) / self.std).to(self.weight.dtype)
         x = F.linear(values.flatten(1), self.weight, self.project.bias)
         return x if self.position is None else (x.view(count, -1, x.shape[1]) + self._positions(grid)).flatten(0, 1)

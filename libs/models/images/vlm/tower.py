@@ -58,9 +58,8 @@ class ImageTower(nn.Module):
         different = {id(picture): picture for picture in inputs}
         rows = torch.cat([self._rows(some, between) for some in self._portions(list(different.values()))])
         if len(different) < len(inputs):
-            # Each patch has as many rows as any other.
-            patches = [math.prod(self.grid_of(picture)) for picture in different.values()]
-            own = torch.split(rows, [count * len(rows) // sum(patches) for count in patches])
+            parts = [self._parts_of(self.grid_of(picture)) for picture in different.values()]
+            own = torch.split(rows, [count * len(rows) // sum(parts) for count in parts])
             by_picture = dict(zip(different, own, strict=True))
             rows = torch.cat([by_picture[id(picture)] for picture in inputs])
         return rows if self.last is None else self.last(rows)
@@ -93,6 +92,10 @@ class ImageTower(nn.Module):
         )
         return self.connector.forward(self.encoder.forward(batch, between=between), [self.grid_of(picture) for picture in pictures])
 
+    def _parts_of(self, grid: Grid) -> int:
+        """What has as many rows each as any other: a picture's patches."""
+        return math.prod(grid)
+
     @property
     def _first(self) -> int:
         return int(self._spec.class_token)
@@ -115,7 +118,7 @@ class BlockTower(ImageTower):
 
     def _rows(self, pictures: Sequence[Picture], between: Between) -> Tensor:
         grids = [self.grid_of(picture) for picture in pictures]
-        lengths = [rows * columns for rows, columns in grids]
+        lengths, side = [math.prod(grid) for grid in grids], self._block.side
         orders = [self._block.order(grid) for grid in grids]
         batch = Packed.of(
             [np.zeros(length, np.int32) for length in lengths],
@@ -123,21 +126,29 @@ class BlockTower(ImageTower):
             places=[np.arange(length, dtype=np.int32) for length in lengths],
             values=self._embed(pictures),
             axes=[self._block.axes(grid) for grid in grids],
-            windows=[size * self._block.side**2 for _, sizes in orders for size in sizes],
+            windows=[size * side**2 for _, sizes in orders for size in sizes] if self._block.window else lengths,
         )
-        rows = self._merged(batch, between)
+        whole = [self._parts_of(grid) * side**2 for grid in grids]
+        rows = self._merged(batch, between, None if whole == lengths else _first_of(lengths, whole, self.encoder.device))
         if not self._block.window:
             return rows
         starts = np.cumsum([0, *(len(order) for order, _ in orders)])
         back = [start + np.argsort(order) for start, (order, _) in zip(starts, orders, strict=False)]
         return rows.index_select(0, to_device(np.concatenate(back).astype(np.int32), rows.device))
 
+    def _parts_of(self, grid: Grid) -> int:
+        """Its whole squares."""
+        return (grid[0] // self._block.side) * (grid[1] // self._block.side)
+
     @property
     def _mergers(self) -> Mergers:
         return cast(Mergers, self.connector)
 
-    def _merged(self, batch: Packed, between: Between) -> Tensor:
-        """[squares, hidden of the text encoder], or as many times as wide as there are taps, and once more."""
+    def _merged(self, batch: Packed, between: Between, whole: Tensor | None) -> Tensor:
+        """[squares, hidden of the text encoder], or as many times as wide as there are taps, and once more.
+
+        `whole`: the places of the patches that are in squares; None: all are. The others are seen by these and have no rows.
+        """
         encoder, taps = self.encoder, self._mergers.taps
         shared, x = encoder.shared(batch), encoder.embed.forward(batch)
         deeper = []
@@ -145,7 +156,14 @@ class BlockTower(ImageTower):
             between()
             x = layer.forward(x, batch, shared)
             if number in taps:
-                deeper.append(self._mergers.deeper[taps.index(number)](x))
+                deeper.append(self._mergers.deeper[taps.index(number)](x if whole is None else x.index_select(0, whole)))
         hidden = x if encoder.norm is None else encoder.norm.forward(x)
-        rows = self._mergers.last.forward(hidden)
+        rows = self._mergers.last.forward(hidden if whole is None else hidden.index_select(0, whole))
         return torch.cat([rows, *deeper], dim=1) if deeper else rows
+
+
+def _first_of(lengths: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:
+    """The places of the first `counts[i]` rows of each run of `lengths[i]`."""
+    starts = np.cumsum([0, *lengths])[:-1]
+    places = [np.arange(start, start + count, dtype=np.int32) for start, count in zip(starts, counts, strict=True)]
+    return to_device(np.concatenate(places), device).long()

@@ -62,15 +62,20 @@ _THINNEST: Final = 200
 @dataclass(frozen=True, slots=True)
 class LongestSide:
     """An image whose longer side is more than `longest` pixels is made smaller, the proportions kept, sides rounded down; then
-    sides are rounded up to multiples of `square`. As transformers' PixtralImageProcessorPil."""
+    sides are rounded up to multiples of `multiple`. As transformers' PixtralImageProcessorPil. What is beyond the last whole
+    `square` of pixels has patches, but no row."""
 
     processing: ImageProcessing
     patches: PatchSpec
     longest: int
     square: int
+    multiple: int
 
     def lay(self, height: int, width: int, field: str) -> Laid:
+        across, down = width, height
         height, width = self._size(height, width, field)
+        if min(height, width) < self.square:
+            raise InvalidInput(f"the image is too small: {across:,} x {down:,} pixels", field=field)
         rows = (height // self.square) * (width // self.square)
         return Laid(MARK, (rows,), self.patches.tokens_of(height, width))
 
@@ -84,7 +89,7 @@ class LongestSide:
         ratio = max(height / self.longest, width / self.longest)
         if ratio > 1:
             height, width = max(1, int(height / ratio)), max(1, int(width / ratio))
-        return -(-height // self.square) * self.square, -(-width // self.square) * self.square
+        return -(-height // self.multiple) * self.multiple, -(-width // self.multiple) * self.multiple
 
 
 def spec(files: Files) -> VisionLanguageSpec:
@@ -97,6 +102,7 @@ def spec(files: Files) -> VisionLanguageSpec:
         patches=patches,
         longest=files.images.part("size").size("longest_edge", 1540),
         square=patches.patch * side,
+        multiple=_multiple(files.images, patches.patch),
     )
     width = texts.size("hidden_size")
     return VisionLanguageSpec(
@@ -110,6 +116,17 @@ def spec(files: Files) -> VisionLanguageSpec:
         prompts=Prompts(Frame(), Frame(), Frame()),
         mark=MARK,
     )
+
+
+def _multiple(config: Config, patch: int) -> int:
+    """The processor's patch_size: a number, or a height and a width. Published models have the tower's there, not a square's."""
+    if not config.has("patch_size"):
+        return patch
+    value = config.values["patch_size"]
+    side = config.part("patch_size").size("height") if isinstance(value, dict) else config.size("patch_size")
+    if side % patch or (isinstance(value, dict) and config.part("patch_size").size("width") != side):
+        raise config.unsupported("patch_size", f"sides of multiples of {patch} pixels are served, which are those of a patch")
+    return side
 
 
 def _tower(config: Config, final_eps: float) -> tuple[EncoderSpec, PatchSpec]:
