@@ -24,7 +24,7 @@ PUBLISHED: Final[dict[str, Any]] = {
     "boundary_attention_heads": 4,
     "boundary_attention_window": 6,
     "pool_boundary_top_k": 32,
-    "pool_size": 160,
+    "pool_size": 120,
     "min_pool_per_query": 2,
     "candidate_attention_layers": 0,
     "query_attention_layers": 0,

@@ -24,6 +24,7 @@ from libs.catalog import read_card
 from libs.errors import InvalidInput, ModelBroken
 from libs.models import EntitiesWork, Extraction, Schema, SchemaField, SchemaLabel, SchemaStructure, StructureWork
 from libs.models.text.heads.boundary.head import UNUSED
+from libs.models.text.processing.boundary import records
 from libs.models.text.processing.boundary.records import assigned
 from libs.models.text.processing.boundary.spans import Span, disjoint
 from libs.models.text.processing.extraction import structure
@@ -298,6 +299,15 @@ def test_an_answer_is_bounded(first: Reference, monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(InvalidInput, match="raise thresholds") as caught:
             run(model, StructureWork(["short", TEXTS[0]], schema))
         assert caught.value.field == "items[1].text"
+
+
+def test_records_are_bounded(first: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, asked = load(first.directory), StructureWork(TEXTS[:1], Schema(structures=(NAMES,), threshold=0.5))
+    assert len(run(model, asked)[0][0].structures) > 1
+    monkeypatch.setattr(records, "_MOST_STEPS", 3)
+    with pytest.raises(InvalidInput, match="raise thresholds") as caught:
+        run(model, asked)
+    assert caught.value.field == "items[0].text"
 
 
 def _changed(made: Reference, directory: Path, head: Mapping[str, object]) -> Path:

@@ -19,10 +19,10 @@ from libs.models.text.heads.boundary.head import BoundaryPlaces
 from libs.models.text.processing.answers import sigmoid
 from libs.models.text.processing.boundary.edges import Edge, distinct
 from libs.models.text.processing.boundary.fields import Choices, Frame, StructureReader
-from libs.models.text.processing.boundary.records import Scores
+from libs.models.text.processing.boundary.records import RecordBound, Scores
 from libs.models.text.processing.boundary.spans import Span, disjoint, sent
 from libs.models.text.processing.extraction.schemas import BEFORE_TEXT, THRESHOLD, SchemaPrompt, prompt_of
-from libs.models.text.processing.extraction.structure import AnswerBound, apart, classifications, ended, schema_of
+from libs.models.text.processing.extraction.structure import apart, classifications, ended, schema_of
 from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
 from libs.models.work import EntitiesWork, GoOn, InputSequence, Output, Prepared, StructureWork, Work, go_on_anyway
 
@@ -107,7 +107,7 @@ class _Answers:
         self._schema, self._prompt, self._settings, self._row = schema, prompt, settings, row
         self._threshold = THRESHOLD if schema.threshold is None else schema.threshold
         self._fields = sum(len(structure.fields) for structure in schema.structures)
-        self._bound = AnswerBound(text, path)
+        self._bound = RecordBound(text, path)
 
     def extraction(self) -> Extraction:
         logits = self._row[0] / np.float32(self._settings.class_temperature)
@@ -173,8 +173,4 @@ class _Answers:
                 for number, query in enumerate(task.fields)
                 if (found := query.choices) is not None
             }
-            for structure in StructureReader(asked, scores, self._frame, choices, self._threshold).structures():
-                for field in structure.fields:
-                    for value in field.values:
-                        self._bound.claim(len(value.text))
-                yield structure
+            yield from StructureReader(asked, scores, self._frame, choices, self._threshold, self._bound).structures()

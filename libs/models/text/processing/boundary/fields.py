@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from libs.models.results import Field, Structure, Value
 from libs.models.schema import SchemaField, SchemaStructure
-from libs.models.text.processing.boundary.records import Record, Scores, records_of
+from libs.models.text.processing.boundary.records import Record, RecordBound, Scores, records_of
 from libs.models.text.processing.boundary.spans import Span, disjoint, sent
 
 Array = NDArray[np.float32]
@@ -47,25 +47,29 @@ class StructureReader:
     """The records of one structure in one text. `choices`: of its fields that have any."""
 
     def __init__(
-        self, asked: SchemaStructure, scores: Scores, frame: Frame, choices: Mapping[int, Choices], threshold: float
+        self,
+        asked: SchemaStructure,
+        scores: Scores,
+        frame: Frame,
+        choices: Mapping[int, Choices],
+        threshold: float,
+        bound: RecordBound,
     ) -> None:
-        self._asked, self._scores, self._frame, self._choices, self._threshold = asked, scores, frame, choices, threshold
-        self._records = records_of(asked, scores, threshold)
+        """Raises InvalidInput for more records than `bound` allows."""
+        self._asked, self._scores, self._frame, self._choices = asked, scores, frame, choices
+        self._threshold, self._bound = threshold, bound
+        self._records = records_of(asked, scores, threshold, bound)
         self._anchors = [frame.characters(*scores.places[record.anchor].tolist()) for record in self._records]
         self._mentions = {number: self._shared(asked.fields[number]) for number in choices}
 
     def structures(self) -> list[Structure]:
-        """Those of which a field has a value."""
-        made = [
-            Structure(
-                self._asked.name,
-                tuple(
-                    Field(field.name, tuple(self._values(number, row, record)), not field.single)
-                    for number, field in enumerate(self._asked.fields)
-                ),
-            )
-            for row, record in enumerate(self._records)
-        ]
+        """Those of which a field has a value. Raises InvalidInput for a longer answer than `bound` allows."""
+        made = []
+        for row, record in enumerate(self._records):
+            values = [self._values(number, row, record) for number in range(len(self._asked.fields))]
+            self._bound.claim(sum(len(value.text) for own in values for value in own))
+            named = zip(self._asked.fields, values, strict=True)
+            made.append(Structure(self._asked.name, tuple(Field(field.name, tuple(own), not field.single) for field, own in named)))
         return [one for one in made if any(field.values for field in one.fields)]
 
     def _values(self, number: int, row: int, record: Record) -> list[Value]:

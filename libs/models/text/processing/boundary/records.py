@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +17,26 @@ from numpy.typing import NDArray
 from libs.models.schema import SchemaStructure
 from libs.models.text.processing.answers import sigmoid
 from libs.models.text.processing.entities import softmax
+from libs.models.text.processing.extraction.structure import AnswerBound
 
 Array = NDArray[np.float32]
 Numbers = NDArray[np.int64]
+_MOST_STEPS: Final = 1 << 17
+"""Steps of all assignments in one text, each a pass over all spans: at worst the square of the records for each single value."""
+
+
+class RecordBound(AnswerBound):
+    """How much longer a text's answer may be, and how many steps more its assignments may take."""
+
+    def __init__(self, text: str, path: str) -> None:
+        super().__init__(text, path)
+        self._steps = _MOST_STEPS
+
+    def step(self, count: int) -> None:
+        """Raises InvalidInput with the text's path."""
+        self._steps -= count
+        if self._steps < 0:
+            raise self.exceeded()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +61,13 @@ class Scores:
     shares: Array
 
 
-def records_of(asked: SchemaStructure, scores: Scores, threshold: float) -> list[Record]:
-    """In the order of the text. Only spans that are `places` count, by the probabilities of the structure's first field."""
+def records_of(asked: SchemaStructure, scores: Scores, threshold: float, bound: RecordBound) -> list[Record]:
+    """In the order of the text. Raises InvalidInput for more records than spans can be given to."""
     valid = np.flatnonzero(scores.places[:, 0] >= 0)
     anchors = valid[scores.fields[0, valid] >= np.float32(threshold)]
     if not len(anchors):
         return []
+    bound.step(len(anchors) ** 2 * sum(field.single for field in asked.fields[1:]))
     anchors = anchors[np.argsort(-scores.fields[0, anchors], kind="stable")]
     columns = np.concatenate([[0], 1 + valid])
     found: list[list[list[tuple[int, float]]]] = [[[(int(one), float(scores.fields[0, one]))]] for one in anchors]
@@ -64,7 +83,7 @@ def records_of(asked: SchemaStructure, scores: Scores, threshold: float) -> list
 def _one_each(logits: Array) -> list[list[tuple[int, float]]]:
     """For each record [records, 1 + spans] one span and its probability."""
     likely = softmax(logits)[:, 1:]
-    chosen = assigned(-np.log(np.maximum(likely, np.finfo(np.float32).eps)).astype(np.float64))
+    chosen = assigned(-np.log(np.fmax(likely, np.finfo(np.float32).eps)).astype(np.float64))
     return [[(int(column), float(row[column]))] for row, column in zip(likely, chosen, strict=True)]
 
 
@@ -79,32 +98,31 @@ def _several(logits: Array, threshold: float) -> list[list[tuple[int, float]]]:
 def assigned(costs: NDArray[np.float64]) -> Sequence[int]:
     """A column for each row, none twice, so that the sum of costs [rows, columns] is least; there are at least as many columns.
 
-    The Hungarian method by shortest augmenting paths; row and column 0 are none.
+    Each row is added by the shortest path over rows and columns that ends at a column without a row (Jonker and Volgenant).
     """
     rows, columns = costs.shape
-    of_row, of_column = np.zeros(rows + 1), np.zeros(columns + 1)
-    owner, back = np.zeros(columns + 1, dtype=np.int64), np.zeros(columns + 1, dtype=np.int64)
-    for row in range(1, rows + 1):
-        owner[0], column = row, 0
-        least, seen = np.full(columns + 1, np.inf), np.zeros(columns + 1, dtype=bool)
-        while owner[column] or not column:
-            seen[column] = True
-            current = owner[column]
-            reached = np.append(np.inf, costs[current - 1]) - of_row[current] - of_column
-            nearer = ~seen & (reached < least)
-            least[nearer], back[nearer] = reached[nearer], column
-            ahead = np.where(seen, np.inf, least)
-            step = ahead.min()
-            nearest = np.flatnonzero(ahead == step)
-            free = nearest[owner[nearest] == 0]  # of equally near columns one that ends the path
-            of_row[owner[seen]] += step
-            of_column[seen] -= step
-            least[~seen] -= step
-            column = int(free[0] if len(free) else nearest[0])
-        while column:
-            owner[column] = owner[back[column]]
-            column = int(back[column])
-    found = np.zeros(rows + 1, dtype=np.int64)
-    found[owner[1:]] = np.arange(columns)
-    chosen: list[int] = found[1:].tolist()
-    return chosen
+    of_row, of_column = np.zeros(rows), np.zeros(columns)
+    chosen, owner = np.full(rows, -1), np.full(columns, -1)
+    for row in range(rows):
+        current, length = row, 0.0
+        ahead, back, prices = np.full(columns, np.inf), np.full(columns, -1), of_column.copy()
+        passed: list[tuple[int, float]] = []
+        while True:
+            reached = costs[current] - prices + (length - of_row[current])
+            nearer = reached < ahead
+            ahead[nearer], back[nearer] = reached[nearer], current
+            column = int(ahead.argmin())
+            length = float(ahead[column])
+            if owner[column] < 0:
+                break
+            passed.append((column, length))
+            ahead[column], prices[column] = np.inf, -np.inf  # never again on this path
+            current = int(owner[column])
+        of_row[row] += length
+        for seen, distance in passed:
+            of_row[owner[seen]] += length - distance
+            of_column[seen] -= length - distance
+        while column >= 0:
+            current = int(back[column])
+            owner[column], chosen[current], column = current, column, int(chosen[current])
+    return chosen.tolist()

@@ -117,8 +117,12 @@ class AnswerBound:
         """Raises InvalidInput with the text's path."""
         self._left -= characters
         if self._left < 0:
-            message = f"more is found in {self._path} than can be answered: raise thresholds, or ask for less"
-            raise InvalidInput(message, field=self._path)
+            raise self.exceeded()
+
+    def exceeded(self) -> InvalidInput:
+        """The error for a text with too long an answer, to be raised by the caller."""
+        message = f"more is found in {self._path} than can be answered: raise thresholds, or ask for less"
+        return InvalidInput(message, field=self._path)
 
 
 class _Answers:
