@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 from collections import Counter
@@ -21,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from scipy.optimize import linear_sum_assignment
 
 from libs.catalog import read_card
-from libs.errors import InvalidInput, ModelBroken
+from libs.errors import InputTooLong, InvalidInput, ModelBroken
 from libs.models import EntitiesWork, Extraction, Schema, SchemaField, SchemaLabel, SchemaStructure, StructureWork
 from libs.models.text.heads.boundary.head import UNUSED
 from libs.models.text.processing.boundary import records
@@ -194,6 +195,32 @@ def test_all_at_once(made: Reference) -> None:
     texts = [f"{' '.join(TEXTS)} {TEXTS[3]} {TEXTS[0]}", *TEXTS[:2]]
     found = check(made, texts, MIXED) + check(made, texts, replace(MIXED, threshold=0.3))
     assert min(found[kind] for kind in ("entity", "class", "relation", "structure")) > 3
+
+
+def test_a_long_text(made: Reference) -> None:
+    """Of more words than boundaries see of each other, and with more pairs than are scored."""
+    drawn = random.Random(7)
+    words = [word for text in TEXTS for word in text.split()]
+    text = " ".join(drawn.choice(words) for _ in range(75))
+    found = check(made, [text], Schema(SCHEMA.entities, relations=SCHEMA.relations, structures=(NAMES,), threshold=0.3))
+    assert min(found[kind] for kind in ("entity", "structure")) > 2
+
+
+def test_texts_that_are_cut(first: Reference) -> None:
+    model = load(first.directory)
+    asked, text = Schema(SCHEMA.entities, threshold=0.05), "Ada wrote a program, and then another. " * 60
+    [begin], [end] = run(model, StructureWork([text], asked), StructureWork([text], asked, truncation="start"))
+    assert max(one.end for one in begin.entities) < 2000 < 1200 + min(one.start for one in end.entities)
+    for one in (*begin.entities, *end.entities):
+        assert text[one.start : one.end] == one.text
+    with pytest.raises(InputTooLong):
+        model.prepare(StructureWork([text], asked, truncation="none"))
+    [nothing] = run(model, StructureWork([f"{'😀' * 4000} a"], SCHEMA))[0]  # no whole word fits, but those of choices do
+    assert not nothing.entities
+    assert len(nothing.classifications) == 2
+    [bare] = run(model, StructureWork([f"{'😀' * 4000} a"], Schema(SCHEMA.entities, SCHEMA.classifications)))[0]
+    assert not bare.entities
+    assert len(bare.classifications) == 2
 
 
 def test_a_batch_is_as_each_alone(first: Reference) -> None:
