@@ -279,7 +279,8 @@ def test_every_tensor_is_used_or_known(first: Reference, tmp_path: Path) -> None
         ("boundary_dim", 64), ("boundary_dim", 1 << 20), ("boundary_attention_heads", 5), ("boundary_attention_layers", 99),
         ("pool_boundary_top_k", 1 << 12), ("pool_size", 1 << 20), ("min_pool_per_query", 1000), ("pair_dim", 0),
         ("relation_pair_cap", 0), ("record_dim", 17), ("abstention_threshold", 1.5), ("abstention_threshold", "high"),
-        ("classification_temperature", 0), ("enable_relations", 1), ("directional_relation_states", False),
+        ("classification_temperature", 0), ("enable_relations", False), ("enable_records", False),
+        ("directional_relation_states", False),
     ],
 )  # fmt: skip
 def test_settings_that_are_not_served(first: Reference, tmp_path: Path, key: str, value: object) -> None:
@@ -304,19 +305,6 @@ def test_labels_that_are_absent(first: Reference, tmp_path: Path) -> None:
     assert sum(len(one.entities) for one in run(load(first.directory), asked)[0]) > 0
     sure = load(_changed(first, tmp_path, {"abstention_threshold": 0.0}))
     assert not any(one.entities for one in run(sure, asked)[0])
-
-
-@pytest.mark.parametrize(("key", "name"), [("enable_relations", "relations"), ("enable_records", "structures")])
-def test_what_a_checkpoint_has_no_head_for(first: Reference, tmp_path: Path, key: str, name: str) -> None:
-    bare = _changed(first, tmp_path, {key: False})
-    tensors = load_file(bare / "model.safetensors")
-    gone = {"relations": ("relation_scorer.",), "structures": ("record_decoder.", "boundary_head.candidate_encoder.")}[name]
-    save_file({key: tensor for key, tensor in tensors.items() if not key.startswith(gone)}, bare / "model.safetensors")
-    model = load(bare)
-    assert run(model, StructureWork(TEXTS, Schema(SCHEMA.entities)))[0]
-    with pytest.raises(InvalidInput, match=f"test/model finds no {name}") as caught:
-        model.prepare(StructureWork(TEXTS, SCHEMA))
-    assert caught.value.field == f"structure.{name}"
 
 
 def test_an_answer_is_bounded(first: Reference, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ _MOST_SIZE: Final = 4096  # of boundaries' states and of pairs'; the tensors mus
 _MOST_LAYERS: Final = 16
 _MOST_ENDS: Final = 128  # starts and ends of a text, all pairs of which are scored once
 _MOST_PAIRS: Final = 1024  # of a text, each of which is scored for every label
-_STRUCTURED_SINCE: Final = 3  # the config_version from which relations and records are there unless config.json denies them
+_STRUCTURED_SINCE: Final = 3  # the config_version from which heads of relations and records are there unless config.json denies it
 
 # What the published GLiNER2.5 checkpoints have in common, and the package's default for it: anything else is refused.
 _FIXED: dict[str, tuple[object, object]] = {
@@ -77,8 +77,8 @@ class Boundary:
 
     `attention_layers` over boundaries have `heads` and see `window` boundaries on each side (0: all); `layers` without attention
     follow. The best `ends` starts and `ends` ends make pairs, the best `pairs` of which are scored, the best `reserved` of each
-    label among them. `relations` None, `record_size` 0: the checkpoint has no such head. `abstention`: a label whose probability of
-    absence is above it has no spans. `class_temperature` divides the logits of classes.
+    label among them. `abstention`: a label whose probability of absence is above it has no spans. `class_temperature` divides the
+    logits of classes.
     """
 
     size: int
@@ -92,7 +92,7 @@ class Boundary:
     pairs: int
     reserved: int
     record_size: int
-    relations: RelationSettings | None
+    relations: RelationSettings
     abstention: float
     class_temperature: float
 
@@ -140,18 +140,18 @@ def read_gliner2(directory: Path) -> Gliner2 | Boundary:
 
 def _boundary(config: Config) -> Boundary:
     head = config.part("boundary_head")
-    for key, (served, default) in _FIXED.items():
+    structured = config.number("config_version") >= _STRUCTURED_SINCE
+    heads_of = dict.fromkeys(("enable_records", "enable_relations"), (True, structured))
+    for key, (served, default) in (_FIXED | heads_of).items():
         value = head.values.get(key)
         value = default if value is None else value
         if value != served:
             raise head.broken(key, f"is {value!r}, which is not served; {served!r} is")
-    structured = config.number("config_version") >= _STRUCTURED_SINCE
     size, heads = count(head, "boundary_dim", 128, most=_MOST_SIZE), count(head, "boundary_attention_heads", 4, most=_MOST_SIZE)
     attention = head.number("boundary_attention_layers", 0, most=_MOST_LAYERS)
     if attention and size % heads:
         raise head.broken("boundary_attention_heads", f"is {heads}, which does not divide `boundary_dim`, {size}")
     pairs = count(head, "pool_size", 384, most=_MOST_PAIRS)
-    record_size = count(head, "record_dim", 128, most=_MOST_SIZE) if head.flag("enable_records", structured) else 0
     return Boundary(
         size=size,
         pair_size=count(head, "pair_dim", 128, most=_MOST_SIZE),
@@ -163,8 +163,8 @@ def _boundary(config: Config) -> Boundary:
         ends=count(head, "pool_boundary_top_k", 64, most=_MOST_ENDS),
         pairs=pairs,
         reserved=head.number("min_pool_per_query", 8, most=pairs),
-        record_size=record_size,
-        relations=_relations(head) if head.flag("enable_relations", structured) else None,
+        record_size=count(head, "record_dim", 128, most=_MOST_SIZE),
+        relations=_relations(head),
         abstention=_real(head, "abstention_threshold", 0.5, most=1.0),
         class_temperature=_temperature(head, "classification_temperature"),
     )

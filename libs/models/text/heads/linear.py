@@ -74,6 +74,26 @@ class HeadNorm(nn.Module):
         return layer_norm(x, self.weight, self.bias, _EPSILON)
 
 
+class HeadDot(nn.Module):
+    """A linear layer with one output, in float32.
+
+    By sums: a CPU's product of a matrix and a vector depends on where in memory the weights lie, and a model that was away comes
+    back to another place.
+    """
+
+    def __init__(self, state: Mapping[str, Tensor], stem: str, size: int, file: str) -> None:
+        """Raises ModelBroken for a tensor that is missing or has another shape."""
+        super().__init__()
+        check_shape(state, f"{stem}.weight", (1, size), file)
+        check_shape(state, f"{stem}.bias", (1,), file)
+        self.weight = _frozen(state[f"{stem}.weight"])
+        self.bias = _frozen(state[f"{stem}.bias"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> [...]"""
+        return (x * self.weight[0]).sum(-1) + self.bias
+
+
 def linear_layer(
     state: Mapping[str, Tensor], stem: str, shape: tuple[int, int], file: str, function: Activation = "identity"
 ) -> HeadLinear:

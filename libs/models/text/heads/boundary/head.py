@@ -20,7 +20,7 @@ from libs.models.text.heads.boundary.pairs import Marginals, Pairs, PairScorer, 
 from libs.models.text.heads.boundary.records import RecordScorer
 from libs.models.text.heads.boundary.relations import RelationScorer
 from libs.models.text.heads.extraction.words import prefix_sums
-from libs.models.text.heads.linear import linear_layer
+from libs.models.text.heads.linear import HeadDot, linear_layer
 from libs.models.work import InputSequence, Output
 
 Ids = NDArray[np.int32]
@@ -64,21 +64,19 @@ class BoundaryHead(nn.Module):
     def __init__(self, state: Mapping[str, Tensor], settings: Boundary, *, size: int, file: str) -> None:
         """`size`: of hidden states. Raises ModelBroken for a tensor that is missing or has another shape."""
         super().__init__()
-        relations, stem = settings.relations, _STEM
+        stem = _STEM
         last = 2 if "classifier.2.weight" in state else 3  # a model that was trained without dropout has no module for it
         self.classify = nn.Sequential(
             linear_layer(state, "classifier.0", (size * 2, size), file, "relu"),
-            linear_layer(state, f"classifier.{last}", (1, size * 2), file),
+            HeadDot(state, f"classifier.{last}", size * 2, file),
         )
         self.encoder = BoundaryEncoder(state, f"{stem}.boundary_encoder", settings, size=size, file=file)
         self.marginals = Marginals(state, f"{stem}.boundary_query_head", settings, size=size, file=file)
         self.pairs = PairScorer(state, stem, settings, size=size, file=file)
-        self.nothing = linear_layer(state, f"{stem}.null_projection", (1, size), file)
-        self.relations = None if relations is None else RelationScorer(state, "relation_scorer", relations, size=size, file=file)
-        self.records = None
-        if settings.record_size:
-            sizes = {"boundary": settings.size, "size": size, "inner": settings.record_size}
-            self.records = RecordScorer(state, _RECORDS, f"{stem}.candidate_encoder", **sizes, file=file)
+        self.nothing = HeadDot(state, f"{stem}.null_projection", size, file)
+        self.relations = RelationScorer(state, "relation_scorer", settings.relations, size=size, file=file)
+        sizes = {"boundary": settings.size, "size": size, "inner": settings.record_size}
+        self.records = RecordScorer(state, _RECORDS, f"{stem}.candidate_encoder", **sizes, file=file)
 
     @property
     def rows(self) -> Rows | None:
@@ -87,7 +85,7 @@ class BoundaryHead(nn.Module):
     def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
         places = _places(sequences)
         words, queries, classes = self._states(hidden, batch, places)
-        kinds = torch.split(self.classify(classes)[:, 0], [len(place.classes) for place in places])
+        kinds = torch.split(self.classify(classes), [len(place.classes) for place in places])
         asked = [place for place in places if len(place.queries)]
         found = iter(self._found(words, queries, asked) if asked else ())
         parts: list[Tensor] = []
@@ -123,7 +121,7 @@ class BoundaryHead(nn.Module):
         layers = (marginals.starts, marginals.ends, pairs.first, pairs.last, pairs.left, pairs.right)
         of_boundaries = (*(layer.forward(boundaries) for layer in layers), boundaries)
         named = marginals.queries(queries)
-        of_queries = (named.states, named.starts, named.ends, named.inside, self.nothing.forward(queries)[:, 0])
+        of_queries = (named.states, named.starts, named.ends, named.inside, self.nothing.forward(queries))
         texts = zip(*(torch.split(part, counts) for part in of_words), strict=True)
         edges = zip(*(torch.split(part, [count + 1 for count in counts]) for part in of_boundaries), strict=True)
         wanted = zip(*(torch.split(part, asked) for part in of_queries), strict=True)
@@ -144,13 +142,13 @@ class BoundaryHead(nn.Module):
         logits = self.pairs.forward(text, scored, queries, starts, ends)
         places = torch.stack([spans.starts, spans.ends], dim=-1).masked_fill(~spans.valid[:, None], -1)
         found = [places, logits, nothing]
-        if self.relations is not None and place.relations:
+        if place.relations:
             roles = queries.states[-2 * place.relations :].view(place.relations, 2, -1)
             scores = logits[-2 * place.relations :, : len(spans.starts)].reshape(place.relations, 2, -1)
             at_once = self.relations.at_once(len(spans.starts))
             few = zip(torch.split(roles, at_once), torch.split(scores, at_once), strict=True)
             found += [self.relations.forward(text.words, states, spans, some) for states, some in few]
-        if self.records is not None and place.fields:
+        if place.fields:
             found.append(self.records.forward(boundaries, spans, queries.states[: place.fields]))
         return tuple(found)
 
@@ -162,8 +160,8 @@ class BoundaryHead(nn.Module):
             return shapes
         spans = self.pairs.count(len(place.words))
         shapes += [(spans, 2), (queries, spans + len(place.choices)), (queries,)]
-        shapes.append((place.relations, self.relations.count(spans) if self.relations is not None else 0, 3))
-        shapes.append((spans + place.fields if self.records is not None and place.fields else 0, spans + 1))
+        shapes.append((place.relations, self.relations.count(spans), 3))
+        shapes.append((spans + place.fields if place.fields else 0, spans + 1))
         return shapes
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from libs.catalog.kinds.gliner2 import Boundary
-from libs.models.text.heads.linear import HeadNorm, linear_layer
+from libs.models.text.heads.linear import HeadDot, HeadNorm, linear_layer
 
 State = Mapping[str, Tensor]
 
@@ -101,7 +101,7 @@ class PairScorer(nn.Module):
         self.query = linear_layer(state, f"{scorer}.query_projection", (wide, size), file)
         self.film = linear_layer(state, f"{scorer}.film", (wide * 2, wide), file)
         self.inner = linear_layer(state, f"{scorer}.film_output.0", (_FILM, wide), file, "gelu")
-        self.outer = linear_layer(state, f"{scorer}.film_output.3", (1, _FILM), file)
+        self.outer = HeadDot(state, f"{scorer}.film_output.3", _FILM, file)
         self._ends, self._pairs, self._reserved = settings.ends, settings.pairs, settings.reserved
 
     def count(self, words: int) -> int:
@@ -151,7 +151,7 @@ class PairScorer(nn.Module):
         scale, shift = self.film.forward(wanted).chunk(2, dim=-1)
         at_once = max(1, _AT_ONCE // max(1, states.numel()))
         parts = [
-            self.outer.forward(self.inner.forward(states * (1 + some[:, None]) + other[:, None]))[..., 0]
+            self.outer.forward(self.inner.forward(states * (1 + some[:, None]) + other[:, None]))
             for some, other in zip(torch.split(scale, at_once), torch.split(shift, at_once), strict=True)
         ]
         return torch.cat(parts)

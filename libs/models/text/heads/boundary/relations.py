@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from libs.catalog.kinds.gliner2 import RelationSettings
 from libs.models.text.heads.boundary.pairs import Pairs
-from libs.models.text.heads.linear import linear_layer
+from libs.models.text.heads.linear import HeadDot, linear_layer
 
 State = Mapping[str, Tensor]
 _AT_ONCE: Final = 1 << 24  # elements of the hidden layer held at a time: 64 MiB
@@ -29,7 +29,7 @@ class RelationScorer(nn.Module):
         super().__init__()
         roles = size * (2 if settings.directional else 1)
         self.inner = linear_layer(state, f"{stem}.mlp.0", (size, size * 4 + roles + 2), file)
-        self.outer = linear_layer(state, f"{stem}.mlp.3", (1, size), file)
+        self.outer = HeadDot(state, f"{stem}.mlp.3", size, file)
         self.content = _Content(state, stem, size, roles, file) if settings.content else None
         self._settings, self._parts = settings, [size, size, size, size, roles, 1, 1]
 
@@ -53,7 +53,7 @@ class RelationScorer(nn.Module):
         ahead = (spans.starts[tails] - spans.starts[heads]).float()[..., None]
         place = ahead.sign() * of_order[:, 0] + ahead.abs() / len(words) * of_distance[:, 0]
         hidden = F.gelu(as_head[heads] + as_tail[tails] + named[:, None] + place)
-        scores = self.outer.forward(hidden)[..., 0]
+        scores = self.outer.forward(hidden)
         if self.content is not None:
             scores = scores + self.content.forward(words, spans, roles, heads, tails)
         rows = torch.stack([heads, tails], dim=-1).masked_fill(~valid[..., None], -1)

@@ -49,7 +49,6 @@ class BoundaryProcessor:
         if not isinstance(work, EntitiesWork | StructureWork):
             raise unsupported(work, self._card)
         schema, path = schema_of(work, self._card)
-        self._need_heads(schema)
         prompt = prompt_of(schema)
         framed = self._frame.encode([ended(text) for text in work.texts], prompt.words, work.truncation, path, go_on)
         sequences = [InputSequence(one.ids, input=_places(schema, prompt, one)) for one in framed]
@@ -67,17 +66,6 @@ class BoundaryProcessor:
                 found = Extraction(entities=apart(found.entities))
             items.append(found)
         return ExtractResult(items)
-
-    def _need_heads(self, schema: Schema) -> None:
-        """Raises InvalidInput for what the checkpoint has no head for."""
-        missing = []
-        if schema.relations and self._settings.relations is None:
-            missing.append(("relations", "enable_relations"))
-        if schema.structures and not self._settings.record_size:
-            missing.append(("structures", "enable_records"))
-        for name, key in missing:
-            message = f"{self._card.model} finds no {name}: its config.json has no `boundary_head.{key}`"
-            raise InvalidInput(message, field=f"structure.{name}")
 
 
 def _places(schema: Schema, prompt: SchemaPrompt, framed: Framed) -> BoundaryPlaces:
