@@ -6,6 +6,7 @@ from libs.catalog.card import Card
 from libs.catalog.kinds.gliner2 import ADVICE, Boundary, read_gliner2
 from libs.errors import ModelBroken
 from libs.models.text.heads.boundary.head import UNUSED, BoundaryHead
+from libs.models.text.heads.boundary.places import MOST_WORDS
 from libs.models.text.heads.extraction.structure import StructureHead
 from libs.models.text.kinds.kind import Built, Parts
 from libs.models.text.kinds.state import HeadState
@@ -31,6 +32,8 @@ def build(parts: Parts) -> Built:
     frame = WordFrame(tokenizer, limit=limit, max_words=limit, pooling="first", word=word_pattern(), lowercase=True, framed=False)
     state = HeadState(parts.rest, parts.device, "config.json")
     if isinstance(settings, Boundary):
+        if limit > MOST_WORDS:
+            raise ModelBroken(f"tokenizer_config.json: `model_max_length` is {limit:,}; at most {MOST_WORDS:,} is served")
         head = BoundaryHead(state, settings, size=parts.encoder.hidden_size, file=parts.file)
         for prefix in UNUSED:
             state.drop(prefix)

@@ -17,13 +17,15 @@ from libs.models.head import Array
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads.boundary.encoder import BoundaryEncoder
 from libs.models.text.heads.boundary.pairs import Marginals, Pairs, PairScorer, Queries, Text
-from libs.models.text.heads.boundary.records import RecordScorer
+from libs.models.text.heads.boundary.places import Places
+from libs.models.text.heads.boundary.records import RecordScorer, likely_shares
 from libs.models.text.heads.boundary.relations import RelationScorer
 from libs.models.text.heads.extraction.words import prefix_sums
 from libs.models.text.heads.linear import HeadDot, linear_layer
-from libs.models.work import InputSequence, Output
+from libs.models.work import InputSequence, Output, SparseRow
 
 Ids = NDArray[np.int32]
+Floats = NDArray[np.float32]
 
 _STEM: Final = "boundary_head"
 _RECORDS: Final = "record_decoder"
@@ -42,23 +44,30 @@ class BoundaryPlaces:
     """The head's input for a sequence (`Sequence.input`). Rows count from the sequence's first token.
 
     `words`: the tokens of all words, those of choices before the text's. `queries`: those of the fields of structures, then of
-    entities, then of heads and tails of `relations` relations in turn. `fields`: how many of them are of structures. `classes`:
-    the tokens of the labels of classifications. `choices`: numbers of words that are choices.
+    entities, then of heads and tails of `relations` relations in turn. `records`: for each structure and field whether it has one
+    value alone. `threshold`: from which probability a span makes a record. `classes`: the tokens of the labels of classifications.
+    `choices`: numbers of words that are choices.
     """
 
     words: Ids
     queries: Ids
-    fields: int
+    records: tuple[tuple[bool, ...], ...]
     relations: int
+    threshold: float
     classes: Ids
     choices: Ids
+
+    @property
+    def fields(self) -> int:
+        return sum(map(len, self.records))
 
 
 class BoundaryHead(nn.Module):
     """Hidden states -> for each sequence logits of classes [classes] and, if it has queries, after them:
 
-    spans [spans, 2] (starts and ends in words, the end exclusive; -1 for none), logits [queries, spans + choices], the logit that a
-    query has no span [queries], pairs of relations (see `RelationScorer`), and of fields (see `RecordScorer`).
+    the logit that a query has no span [queries], and sparse rows of probabilities: the spans and choices of each query, the pairs
+    of spans of each relation, and for each field of structures the spans that fill it, paired with those that stand for records.
+    `Places` says what their columns are.
     """
 
     def __init__(self, state: Mapping[str, Tensor], settings: Boundary, *, size: int, file: str) -> None:
@@ -94,10 +103,12 @@ class BoundaryHead(nn.Module):
         return (torch.cat([part.flatten().float() for part in parts]),)
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
-        shapes = [self._shapes(place) for place in _places(sequences)]
+        places = _places(sequences)
+        shapes = [self._shapes(place) for place in places]
         ends = np.cumsum([int(np.prod(shape)) for own in shapes for shape in own])
         parts = iter(np.split(arrays[0].astype(np.float32, copy=False), ends[:-1]))
-        return [tuple(next(parts).reshape(shape) for shape in own) for own in shapes]
+        found = [[next(parts).reshape(shape) for shape in own] for own in shapes]
+        return [_output(place, *own) for place, own in zip(places, found, strict=True)]
 
     def _states(self, hidden: Tensor, batch: Packed, places: Sequence[BoundaryPlaces]) -> tuple[Tensor, Tensor, Tensor]:
         """Of the words of sequences that have queries, of queries, and of classes."""
@@ -141,10 +152,10 @@ class BoundaryHead(nn.Module):
         )  # fmt: skip
         logits = self.pairs.forward(text, scored, queries, starts, ends)
         places = torch.stack([spans.starts, spans.ends], dim=-1).masked_fill(~spans.valid[:, None], -1)
-        found = [places, logits, nothing]
+        found = [places, logits.sigmoid(), nothing]
         if place.relations:
             roles = queries.states[-2 * place.relations :].view(place.relations, 2, -1)
-            scores = logits[-2 * place.relations :, : len(spans.starts)].reshape(place.relations, 2, -1)
+            scores = found[1][-2 * place.relations :, : len(spans.starts)].reshape(place.relations, 2, -1)
             at_once = self.relations.at_once(len(spans.starts))
             few = zip(torch.split(roles, at_once), torch.split(scores, at_once), strict=True)
             found += [self.relations.forward(text.words, states, spans, some) for states, some in few]
@@ -163,6 +174,39 @@ class BoundaryHead(nn.Module):
         shapes.append((place.relations, self.relations.count(spans), 3))
         shapes.append((spans + place.fields if place.fields else 0, spans + 1))
         return shapes
+
+
+def _output(place: BoundaryPlaces, classes: Floats, *parts: Floats) -> Output:
+    if not parts:
+        return (classes,)
+    spans, likely, nothing, edges, shares = parts
+    places = Places(len(place.words))
+    valid = spans[:, 0] >= 0
+    keys = np.where(valid, places.of_spans(spans.astype(np.int64)), places.spans)
+    order = np.argsort(keys, kind="stable")[: int(valid.sum())]
+    own = keys[order]
+    columns = np.concatenate([own, places.of_choices(len(place.choices))])
+    scores = likely[:, np.concatenate([order, np.arange(len(place.choices)) + len(keys)])]
+    queries = tuple(SparseRow(columns, row) for row in scores)
+    relations = tuple(_edges(places, keys, some) for some in edges)
+    records, first = [], 0
+    for fields in place.records:
+        rows = slice(first, first + len(fields))
+        first += len(fields)
+        anchors = np.flatnonzero(scores[rows.start, : len(own)] >= np.float32(place.threshold))
+        for found in likely_shares(shares[order[anchors]], shares[len(keys) :][rows], order, fields):
+            anchor, span = np.nonzero(found)
+            records.append(SparseRow(places.of_pairs(own[anchors[anchor]], own[span]), found[anchor, span]))
+    return classes, nothing, (*queries, *relations, *records)
+
+
+def _edges(places: Places, keys: NDArray[np.int64], found: Floats) -> SparseRow:
+    """`found` [pairs, 3]: see `RelationScorer`."""
+    kept = found[found[:, 0] >= 0]
+    heads, tails = (keys[kept[:, side].astype(np.int64)] for side in (0, 1))
+    columns = places.of_pairs(heads, tails)
+    order = np.argsort(columns)
+    return SparseRow(columns[order], kept[order, 2])
 
 
 def _places(sequences: Sequence[InputSequence]) -> list[BoundaryPlaces]:

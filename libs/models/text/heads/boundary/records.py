@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from libs.models.text.heads.boundary.pairs import Pairs
 from libs.models.text.heads.linear import check_shape, linear_layer
 
 State = Mapping[str, Tensor]
+Floats = NDArray[np.float32]
+UNLIKELY: Final = np.finfo(np.float32).eps
+"""A probability below this counts as this: the gliner2 package's floor."""
 
 
 class RecordScorer(nn.Module):
@@ -37,3 +43,21 @@ class RecordScorer(nn.Module):
         states = self.encoder.forward(torch.cat([boundaries[spans.starts], boundaries[spans.ends]], dim=-1))
         values = torch.cat([self.nothing[None], self.span.forward(states)])
         return torch.cat([self.record.forward(states), self.field.forward(fields)]) @ values.T
+
+
+def likely_shares(records: Floats, fields: Floats, spans: NDArray[np.int64], single: Sequence[bool]) -> Floats:
+    """How likely `spans` (rows among all) fill the fields of records: [fields, records, spans], 0 for unlikely ones.
+
+    `records` [records, 1 + all spans], `fields` [fields, 1 + all spans]: see `RecordScorer`. A field with one value alone chooses
+    among nothing and all spans. Nothing fills the first field, which stands for the record.
+    """
+    columns = np.concatenate([[0], 1 + spans])
+    found = np.zeros((len(fields), len(records), len(spans)), dtype=np.float32)
+    for number, is_single in enumerate(single[1:], start=1) if len(records) else ():
+        logits = (records + fields[number])[:, columns]
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True)) if is_single else np.exp(-np.abs(logits[:, 1:]))
+        if is_single:
+            found[number] = (powers / powers.sum(axis=1, keepdims=True))[:, 1:]
+        else:
+            found[number] = np.where(logits[:, 1:] >= 0, np.float32(1), powers) / (1 + powers)
+    return np.where(found >= UNLIKELY, found, np.float32(0))

@@ -38,10 +38,10 @@ class RelationScorer(nn.Module):
         settings = self._settings
         return min(settings.pairs, min(settings.heads, spans) * min(settings.tails, spans))
 
-    def forward(self, words: Tensor, queries: Tensor, spans: Pairs, logits: Tensor) -> Tensor:
-        """words [words, size], queries [relations, 2, size] of heads and tails, logits [relations, 2, spans] ->
-        [relations, count, 3]: rows of the head and of the tail among the spans, -1 for a pair that is none, and a logit."""
-        heads, tails, valid = self._pairs(spans, logits.sigmoid())
+    def forward(self, words: Tensor, queries: Tensor, spans: Pairs, likely: Tensor) -> Tensor:
+        """words [words, size], queries [relations, 2, size] of heads and tails, probabilities [relations, 2, spans] ->
+        [relations, count, 3]: rows of the head and of the tail among the spans, -1 for a pair that is none, and a probability."""
+        heads, tails, valid = self._pairs(spans, likely)
         roles = queries.flatten(1) if self._settings.directional else queries.mean(1)
         first, last, of_tail_first, of_tail_last, of_roles, of_order, of_distance = torch.split(
             self.inner.weight, self._parts, dim=1
@@ -57,7 +57,7 @@ class RelationScorer(nn.Module):
         if self.content is not None:
             scores = scores + self.content.forward(words, spans, roles, heads, tails)
         rows = torch.stack([heads, tails], dim=-1).masked_fill(~valid[..., None], -1)
-        return torch.cat([rows.float(), scores[..., None]], dim=-1)
+        return torch.cat([rows.float(), scores.sigmoid()[..., None]], dim=-1)
 
     def at_once(self, spans: int) -> int:
         """How many relations may be scored together."""

@@ -16,6 +16,7 @@ from libs.models.results import Entity, Extraction, ExtractResult, Relation, Res
 from libs.models.schema import Schema
 from libs.models.text.checks import item_path, need_task, unsupported
 from libs.models.text.heads.boundary.head import BoundaryPlaces
+from libs.models.text.heads.boundary.places import Places
 from libs.models.text.processing.answers import sigmoid
 from libs.models.text.processing.boundary.edges import Edge, distinct
 from libs.models.text.processing.boundary.fields import Choices, Frame, StructureReader
@@ -24,9 +25,12 @@ from libs.models.text.processing.boundary.spans import Span, disjoint, sent
 from libs.models.text.processing.extraction.schemas import BEFORE_TEXT, THRESHOLD, SchemaPrompt, prompt_of
 from libs.models.text.processing.extraction.structure import apart, classifications, ended, schema_of
 from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
-from libs.models.work import EntitiesWork, GoOn, InputSequence, Output, Prepared, StructureWork, Work, go_on_anyway
+from libs.models.work import EntitiesWork, GoOn, InputSequence, Output, Prepared, SparseRow, StructureWork, Work, go_on_anyway
 
 Array = NDArray[np.float32]
+Numbers = NDArray[np.int64]
+Row = tuple[Array, Array, tuple[SparseRow, ...]]
+"""Of a sequence with queries; one without has the first part alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class BoundaryProcessor:
             raise unsupported(work, self._card)
         items = []
         for number, (text, words, row) in enumerate(zip(work.texts, notes.words, outputs, strict=True)):
-            answers = _Answers(text, words, notes, cast("tuple[Array, ...]", row), self._settings, item_path(number))
+            answers = _Answers(text, words, notes, cast("tuple[Output, ...]", row), self._settings, item_path(number))
             found = answers.extraction()
             if isinstance(work, EntitiesWork) and work.flat:
                 found = Extraction(entities=apart(found.entities))
@@ -74,11 +78,12 @@ def _places(schema: Schema, prompt: SchemaPrompt, framed: Framed) -> BoundaryPla
     if (before < 0).any():
         raise InvalidInput("a choice of the schema has nothing that the model's tokenizer knows", field="structure.structures")
     words = np.concatenate([before, framed.pieces])
-    fields = sum(len(structure.fields) for structure in schema.structures)
     choices = np.array(prompt.choices, dtype=np.int32) - np.int32(begin)
+    threshold = THRESHOLD if schema.threshold is None else schema.threshold
     if not len(words):  # nothing to find anything in
-        return BoundaryPlaces(words, queries[:0], 0, 0, classes, choices)
-    return BoundaryPlaces(words, queries, fields, len(schema.relations), classes, choices)
+        return BoundaryPlaces(words, queries[:0], (), 0, threshold, classes, choices)
+    records = tuple(tuple(field.single for field in structure.fields) for structure in schema.structures)
+    return BoundaryPlaces(words, queries, records, len(schema.relations), threshold, classes, choices)
 
 
 def _begin(prompt: SchemaPrompt) -> int:
@@ -89,34 +94,40 @@ def _begin(prompt: SchemaPrompt) -> int:
 class _Answers:
     """One text's answers, from the head's output for it."""
 
-    def __init__(self, text: str, words: Words, notes: _Notes, row: tuple[Array, ...], settings: Boundary, path: str) -> None:
+    def __init__(self, text: str, words: Words, notes: _Notes, row: Sequence[Output], settings: Boundary, path: str) -> None:
         prompt, schema = notes.prompt, notes.schema
-        self._frame = Frame(text, ended(text), words.starts, words.ends, len(prompt.words) - _begin(prompt))
+        before = len(prompt.words) - _begin(prompt)
+        self._frame = Frame(text, ended(text), words.starts, words.ends, before)
         self._schema, self._prompt, self._settings, self._row = schema, prompt, settings, row
         self._threshold = THRESHOLD if schema.threshold is None else schema.threshold
         self._fields = sum(len(structure.fields) for structure in schema.structures)
         self._bound = RecordBound(text, path)
+        self._columns = Places(before + len(words))
 
     def extraction(self) -> Extraction:
-        logits = self._row[0] / np.float32(self._settings.class_temperature)
+        logits = cast("Array", self._row[0]) / np.float32(self._settings.class_temperature)
         found = Extraction(classifications=tuple(classifications(self._schema, logits)))
         if len(self._row) == 1:
             return found
-        _, places, scores, nothing, edges, records = self._row
-        spans, likely = places.astype(np.int64), sigmoid(scores)
+        _, nothing, rows = cast("Row", self._row)
+        queries, rest = rows[: len(nothing)], rows[len(nothing) :]
+        edges, records = rest[: len(self._schema.relations)], rest[len(self._schema.relations) :]
+        columns = queries[0].indices.astype(np.int64)
+        keys = columns[columns < self._columns.spans]
+        spans, likely = self._columns.span(keys), np.stack([row.values for row in queries])
         return Extraction(
             entities=tuple(sorted(self._entities(spans, likely, sigmoid(nothing)), key=lambda one: (one.start, one.end))),
-            relations=tuple(sorted(self._relations(spans, likely, edges), key=lambda one: -one.score)),
+            relations=tuple(sorted(self._relations(spans, likely, keys, edges), key=lambda one: -one.score)),
             classifications=found.classifications,
-            structures=tuple(self._structures(spans, likely, records)),
+            structures=tuple(self._structures(spans, likely, keys, records)),
         )
 
-    def _entities(self, spans: NDArray[np.int64], likely: Array, absent: Array) -> Iterator[Entity]:
+    def _entities(self, spans: Numbers, likely: Array, absent: Array) -> Iterator[Entity]:
         for number, label in enumerate(self._schema.entities, start=self._fields):
             if float(absent[number]) > self._settings.abstention:
                 continue
             own, threshold = likely[number, : len(spans)], self._threshold if label.threshold is None else label.threshold
-            kept = np.flatnonzero((spans[:, 0] >= 0) & (own >= np.float32(threshold)))
+            kept = np.flatnonzero(own >= np.float32(threshold))
             for span in disjoint(Span(int(spans[one, 0]), int(spans[one, 1]), float(own[one])) for one in kept):
                 if (where := self._frame.characters(span.start, span.end)) is not None:
                     yield from self._entity(label.name, Span(where.start, where.end, span.score))
@@ -126,21 +137,15 @@ class _Answers:
             self._bound.claim(one.end - one.start)
             yield Entity(one.start, one.end, label, one.score, self._frame.text[one.start : one.end])
 
-    def _relations(self, spans: NDArray[np.int64], likely: Array, edges: Array) -> Iterator[Relation]:
+    def _relations(self, spans: Numbers, likely: Array, keys: Numbers, edges: Sequence[SparseRow]) -> Iterator[Relation]:
         first = len(likely) - 2 * len(self._schema.relations)
-        for number, asked in enumerate(self._schema.relations):
+        for number, (asked, row) in enumerate(zip(self._schema.relations, edges, strict=True)):
             threshold = self._threshold if asked.threshold is None else asked.threshold
-            heads, tails = edges[number, :, 0].astype(np.int64), edges[number, :, 1].astype(np.int64)
-            scores, roles = sigmoid(edges[number, :, 2]), likely[first + 2 * number : first + 2 * number + 2]
+            kept = np.flatnonzero(row.values.astype(np.float64) >= threshold)
+            sides = [np.searchsorted(keys, side) for side in self._columns.pair(row.indices[kept].astype(np.int64))]
             found = []
-            for head, tail, score in zip(heads, tails, scores, strict=True):
-                if head < 0 or float(score) < threshold:
-                    continue
-                ends = [
-                    None if where is None else Span(where.start, where.end, float(role[one]))
-                    for one, role in zip((head, tail), roles, strict=True)
-                    for where in [self._frame.characters(*spans[one].tolist())]
-                ]
+            for head, tail, score in zip(*sides, row.values[kept], strict=True):
+                ends = [self._end(spans, likely[first + 2 * number + role], one) for role, one in enumerate((head, tail))]
                 if ends[0] is not None and ends[1] is not None:
                     found.append(Edge(ends[0], ends[1], float(score)))
             for edge in distinct(found, self._frame.read):
@@ -148,17 +153,29 @@ class _Answers:
                     for tail_entity in self._entity("", edge.tail):
                         yield Relation(head_entity, tail_entity, asked.name, edge.score)
 
-    def _structures(self, spans: NDArray[np.int64], likely: Array, records: Array) -> Iterator[Structure]:
+    def _end(self, spans: Numbers, likely: Array, number: int) -> Span | None:
+        where = self._frame.characters(int(spans[number, 0]), int(spans[number, 1]))
+        return None if where is None else Span(where.start, where.end, float(likely[number]))
+
+    def _structures(self, spans: Numbers, likely: Array, keys: Numbers, records: Sequence[SparseRow]) -> Iterator[Structure]:
         first, begin = 0, _begin(self._prompt)
         for asked, task in zip(self._schema.structures, self._prompt.tasks, strict=False):
             rows = slice(first, first + len(asked.fields))
             first += len(asked.fields)
             own = likely[rows]
-            shares = records[len(spans) :][rows]
-            scores = Scores(spans, own[:, : len(spans)], records[: len(spans)], shares)
             choices = {
                 number: Choices([self._prompt.choices[one] - begin for one in found], own[number, len(spans) + np.array(found)])
                 for number, query in enumerate(task.fields)
                 if (found := query.choices) is not None
             }
+            scores = self._scores(spans, own[:, : len(spans)], keys, records[rows])
             yield from StructureReader(asked, scores, self._frame, choices, self._threshold, self._bound).structures()
+
+    def _scores(self, spans: Numbers, own: Array, keys: Numbers, rows: Sequence[SparseRow]) -> Scores:
+        """Of one structure."""
+        anchors = np.flatnonzero(own[0] >= np.float32(self._threshold))
+        shares = np.zeros((len(own), len(anchors), len(spans)), dtype=np.float32)
+        for share, row in zip(shares, rows, strict=True):
+            records, filled = self._columns.pair(row.indices.astype(np.int64))
+            share[np.searchsorted(keys[anchors], records), np.searchsorted(keys, filled)] = row.values
+        return Scores(spans, own, anchors, shares)

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.models.schema import SchemaStructure
-from libs.models.text.processing.answers import sigmoid
-from libs.models.text.processing.entities import softmax
+from libs.models.text.heads.boundary.records import UNLIKELY
 from libs.models.text.processing.extraction.structure import AnswerBound
 
 Array = NDArray[np.float32]
@@ -51,48 +50,44 @@ class Record:
 class Scores:
     """Of one structure: `places` [spans, 2], in words; `fields` [fields, spans]: probabilities of spans for each field.
 
-    `records` [spans, 1 + spans] and `shares` [fields, 1 + spans] add up to the logits that nothing, or a span, fills a record's
+    `records`: the spans that stand for records. `shares` [fields, records, spans]: probabilities that a span fills a record's
     field.
     """
 
     places: Numbers
     fields: Array
-    records: Array
+    records: Numbers
     shares: Array
 
 
 def records_of(asked: SchemaStructure, scores: Scores, threshold: float, bound: RecordBound) -> list[Record]:
     """In the order of the text. Raises InvalidInput for more records than spans can be given to."""
-    valid = np.flatnonzero(scores.places[:, 0] >= 0)
-    anchors = valid[scores.fields[0, valid] >= np.float32(threshold)]
-    if not len(anchors):
-        return []
-    bound.step(len(anchors) ** 2 * sum(field.single for field in asked.fields[1:]))
-    anchors = anchors[np.argsort(-scores.fields[0, anchors], kind="stable")]
-    columns = np.concatenate([[0], 1 + valid])
+    bound.step(len(scores.records) ** 2 * sum(field.single for field in asked.fields[1:]))
+    best_first = np.argsort(-scores.fields[0, scores.records], kind="stable")
+    anchors = scores.records[best_first]
     found: list[list[list[tuple[int, float]]]] = [[[(int(one), float(scores.fields[0, one]))]] for one in anchors]
-    for number, field in enumerate(asked.fields[1:], start=1):
-        logits = scores.records[anchors[:, None], columns] + scores.shares[number, columns]
-        filled = _one_each(logits) if field.single else _several(logits, threshold)
+    for field, shares in zip(asked.fields[1:], scores.shares[1:], strict=True):
+        likely = shares[best_first]
+        filled = _one_each(likely) if field.single else _several(likely, threshold)
         for record, own in zip(found, filled, strict=True):
-            record.append([(int(valid[column]), score) for column, score in own])
+            record.append(own)
     made = [Record(int(anchor), tuple(map(tuple, fields))) for anchor, fields in zip(anchors, found, strict=True)]
     return sorted(made, key=lambda record: (*scores.places[record.anchor].tolist(),))
 
 
-def _one_each(logits: Array) -> list[list[tuple[int, float]]]:
-    """For each record [records, 1 + spans] one span and its probability."""
-    likely = softmax(logits)[:, 1:]
-    chosen = assigned(-np.log(np.fmax(likely, np.finfo(np.float32).eps)).astype(np.float64))
+def _one_each(likely: Array) -> list[list[tuple[int, float]]]:
+    """For each record [records, spans] one span and its probability."""
+    chosen = assigned(-np.log(np.fmax(likely, UNLIKELY)).astype(np.float64))
     return [[(int(column), float(row[column]))] for row, column in zip(likely, chosen, strict=True)]
 
 
-def _several(logits: Array, threshold: float) -> list[list[tuple[int, float]]]:
+def _several(likely: Array, threshold: float) -> list[list[tuple[int, float]]]:
     """For each record the spans that are likelier in it than in others, and reach the threshold."""
-    likely = sigmoid(logits[:, 1:])
+    if not len(likely):
+        return []
     owners, best = likely.argmax(axis=0), likely.max(axis=0)
     kept = best.astype(np.float64) >= threshold
-    return [[(int(one), float(best[one])) for one in np.flatnonzero(kept & (owners == record))] for record in range(len(logits))]
+    return [[(int(one), float(best[one])) for one in np.flatnonzero(kept & (owners == record))] for record in range(len(likely))]
 
 
 def assigned(costs: NDArray[np.float64]) -> Sequence[int]:
