@@ -24,6 +24,7 @@ from scipy.optimize import linear_sum_assignment
 from libs.catalog import read_card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken
 from libs.models import EntitiesWork, Extraction, Schema, SchemaField, SchemaLabel, SchemaStructure, StructureWork
+from libs.models.text.heads.boundary import head
 from libs.models.text.heads.boundary.head import UNUSED
 from libs.models.text.processing.boundary import records
 from libs.models.text.processing.boundary.records import assigned
@@ -327,10 +328,13 @@ def test_an_answer_is_bounded(first: Reference, monkeypatch: pytest.MonkeyPatch)
 def test_records_are_bounded(first: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
     model, asked = load(first.directory), StructureWork(TEXTS[:1], Schema(structures=(NAMES,), threshold=0.5))
     assert len(run(model, asked)[0][0].structures) > 1
-    monkeypatch.setattr(records, "_MOST_STEPS", 3)
+    monkeypatch.setattr(records, "MOST_STEPS", 3)
     with pytest.raises(InvalidInput, match="raise thresholds") as caught:
         run(model, asked)
     assert caught.value.field == "items[0].text"
+    monkeypatch.setattr(head, "MOST_STEPS", 3)  # the output has no more of them either
+    with pytest.raises(InvalidInput, match="raise thresholds"):
+        run(model, asked)
 
 
 def _changed(made: Reference, directory: Path, head: Mapping[str, object]) -> Path:

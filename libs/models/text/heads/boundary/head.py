@@ -18,7 +18,7 @@ from libs.models.packed import Packed, Rows
 from libs.models.text.heads.boundary.encoder import BoundaryEncoder
 from libs.models.text.heads.boundary.pairs import Marginals, Pairs, PairScorer, Queries, Text
 from libs.models.text.heads.boundary.places import Places
-from libs.models.text.heads.boundary.records import RecordScorer, likely_shares
+from libs.models.text.heads.boundary.records import MOST_STEPS, RecordScorer, likely_shares, steps
 from libs.models.text.heads.boundary.relations import RelationScorer
 from libs.models.text.heads.extraction.words import prefix_sums
 from libs.models.text.heads.linear import HeadDot, linear_layer
@@ -189,11 +189,14 @@ def _output(place: BoundaryPlaces, classes: Floats, *parts: Floats) -> Output:
     scores = likely[:, np.concatenate([order, np.arange(len(place.choices)) + len(keys)])]
     queries = tuple(SparseRow(columns, row) for row in scores)
     relations = tuple(_edges(places, keys, some) for some in edges)
-    records, first = [], 0
+    records, first, work = [], 0, 0
     for fields in place.records:
         rows = slice(first, first + len(fields))
         first += len(fields)
         anchors = np.flatnonzero(scores[rows.start, : len(own)] >= np.float32(place.threshold))
+        work += steps(len(anchors), len(fields))
+        if work > MOST_STEPS:  # refused by the processor, which cannot be done here
+            anchors = anchors[:0]
         for found in likely_shares(shares[order[anchors]], shares[len(keys) :][rows], order, fields):
             anchor, span = np.nonzero(found)
             records.append(SparseRow(places.of_pairs(own[anchors[anchor]], own[span]), found[anchor, span]))

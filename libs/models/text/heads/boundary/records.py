@@ -17,6 +17,13 @@ State = Mapping[str, Tensor]
 Floats = NDArray[np.float32]
 UNLIKELY: Final = np.finfo(np.float32).eps
 """A probability below this counts as this: the gliner2 package's floor."""
+MOST_STEPS: Final = 1 << 17
+"""The work of giving spans to the records of one text, in passes over all spans: see `steps`."""
+
+
+def steps(records: int, fields: int) -> int:
+    """The most passes over all spans that it takes to give spans to so many records of a structure with so many fields."""
+    return records**2 * (fields - 1)
 
 
 class RecordScorer(nn.Module):

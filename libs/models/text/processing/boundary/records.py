@@ -9,27 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from libs.models.schema import SchemaStructure
-from libs.models.text.heads.boundary.records import UNLIKELY
+from libs.models.text.heads.boundary.records import MOST_STEPS, UNLIKELY, steps
 from libs.models.text.processing.extraction.structure import AnswerBound
 
 Array = NDArray[np.float32]
 Numbers = NDArray[np.int64]
-_MOST_STEPS: Final = 1 << 17
-"""Steps of all assignments in one text, each a pass over all spans: at worst the square of the records for each single value."""
 
 
 class RecordBound(AnswerBound):
-    """How much longer a text's answer may be, and how many steps more its assignments may take."""
+    """How much longer a text's answer may be, and how much more work its records may take."""
 
     def __init__(self, text: str, path: str) -> None:
         super().__init__(text, path)
-        self._steps = _MOST_STEPS
+        self._steps = MOST_STEPS
 
     def step(self, count: int) -> None:
         """Raises InvalidInput with the text's path."""
@@ -62,7 +59,7 @@ class Scores:
 
 def records_of(asked: SchemaStructure, scores: Scores, threshold: float, bound: RecordBound) -> list[Record]:
     """In the order of the text. Raises InvalidInput for more records than spans can be given to."""
-    bound.step(len(scores.records) ** 2 * sum(field.single for field in asked.fields[1:]))
+    bound.step(steps(len(scores.records), len(asked.fields)))
     best_first = np.argsort(-scores.fields[0, scores.records], kind="stable")
     anchors = scores.records[best_first]
     found: list[list[list[tuple[int, float]]]] = [[[(int(one), float(scores.fields[0, one]))]] for one in anchors]
