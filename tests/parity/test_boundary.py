@@ -27,9 +27,11 @@ from libs.models import EntitiesWork, Extraction, Schema, SchemaField, SchemaLab
 from libs.models.text.heads.boundary import head
 from libs.models.text.heads.boundary.head import UNUSED
 from libs.models.text.processing.boundary import records
+from libs.models.text.processing.boundary.edges import Edge, distinct
 from libs.models.text.processing.boundary.records import assigned
 from libs.models.text.processing.boundary.spans import Span, disjoint
 from libs.models.text.processing.extraction import structure
+from libs.models.text.processing.extraction.schemas import word_pattern
 from services.worker.check import selftest
 from tests.parity import test_gliner2
 from tests.parity.boundary_models import make_boundary
@@ -363,3 +365,34 @@ def test_spans_with_the_largest_sum_are_kept() -> None:
         assert disjoint(spans) == overlap.resolve_overlaps(
             spans, "flat", score=lambda one: one.score, start=lambda one: one.start, end=lambda one: one.end
         )
+
+
+def test_relations_are_told_once() -> None:
+    """Without parts of a mention, other mentions of the same words, and what another pair implies: as by the package."""
+    text = "Ada Lovelace of Acme met ada lovelace of ACME, and Ada of Acme Ltd met Acme."
+    words = [match.span() for match in word_pattern().finditer(text)]
+    drawn = random.Random(3)
+
+    def mention() -> tuple[int, int]:
+        first = drawn.randrange(len(words))
+        return words[first][0], words[min(len(words) - 1, first + drawn.randrange(3))][1]
+
+    for count in (0, 1, 2, 5, 20, 60):
+        for _ in range(20):
+            roles: list[dict[tuple[int, int], float]] = [{}, {}]
+            pairs = dict.fromkeys((mention(), mention()) for _ in range(count))
+            edges = []
+            for ends in pairs:
+                head, tail = (Span(*end, role.setdefault(end, drawn.random())) for end, role in zip(ends, roles, strict=True))
+                edges.append(Edge(head, tail, drawn.random()))
+            asked = [
+                {
+                    "score": edge.score,
+                    "head": (text[edge.head.start : edge.head.end], *edge.head),
+                    "tail": (text[edge.tail.start : edge.tail.end], *edge.tail),
+                }
+                for edge in edges
+            ]
+            left = engine.BoundaryExtractor._deduplicate_relation_edges(asked)
+            wanted = [(one["head"][1:], one["tail"][1:], one["score"]) for one in left]
+            assert [tuple(map(tuple, edge[:2])) + edge[2:] for edge in distinct(edges, text)] == wanted
