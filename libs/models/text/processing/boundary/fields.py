@@ -60,7 +60,7 @@ class StructureReader:
         self._threshold, self._bound = threshold, bound
         self._records = records_of(asked, scores, threshold, bound)
         self._anchors = [frame.characters(*scores.places[record.anchor].tolist()) for record in self._records]
-        self._mentions = {number: self._shared(asked.fields[number]) for number in choices}
+        self._mentions = {number: self._shared(asked.fields[number]) for number in choices} if self._records else {}
 
     def structures(self) -> list[Structure]:
         """Those of which a field has a value. Raises InvalidInput for a longer answer than `bound` allows."""
