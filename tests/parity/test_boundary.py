@@ -299,6 +299,14 @@ def test_settings_that_are_not_served(first: Reference, tmp_path: Path, key: str
         load(_changed(first, tmp_path, {key: value}))
 
 
+def test_another_version_is_not_served(first: Reference, tmp_path: Path) -> None:
+    directory = _changed(first, tmp_path, {})
+    config = directory / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"architecture_version": 2}))
+    with pytest.raises(ModelBroken, match="`architecture_version` is 2"):
+        load(directory)
+
+
 def test_classes_have_a_temperature(first: Reference, tmp_path: Path) -> None:
     asked = StructureWork(TEXTS, Schema(classifications=SCHEMA.classifications[:1]))
     warm, usual = (

@@ -139,6 +139,8 @@ def read_gliner2(directory: Path) -> Gliner2 | Boundary:
 
 
 def _boundary(config: Config) -> Boundary:
+    if (version := config.number("architecture_version", 1)) != 1:
+        raise config.broken("architecture_version", f"is {version}, which is not served; 1 is")
     head = config.part("boundary_head")
     structured = config.number("config_version") >= _STRUCTURED_SINCE
     heads_of = dict.fromkeys(("enable_records", "enable_relations"), (True, structured))
