@@ -271,9 +271,11 @@ class InputSequence:
 
 @dataclass(frozen=True, slots=True)
 class SparseRow:
-    """A sparse vector over the vocabulary: `indices` of the non-zero weights, ascending, int32; `values` float32, as many."""
+    """A sparse vector, over the vocabulary or over spans: `indices` of the non-zero weights, ascending; `values` float32, as many.
 
-    indices: NDArray[np.int32]
+    Indices are int32, or int64 where there are more columns."""
+
+    indices: NDArray[np.int32] | NDArray[np.int64]
     values: NDArray[np.float32]
 
 

@@ -17,7 +17,7 @@ from shoal import errors
 from libs import models
 from libs.models import results
 from tests.mesh.test_families import relative_error
-from tests.parity import gliner2_models, glirel_models, test_decoders, test_gliner2
+from tests.parity import boundary_models, gliner2_models, glirel_models, test_boundary, test_decoders, test_gliner2
 from tests.parity.gliner_models import LABELS, TEXTS, Reference, make_reference
 
 # The packages warn of much.
@@ -127,10 +127,15 @@ SCHEMA = (
 )
 
 
-def test_all_that_a_schema_asks_for(client: shoal.Client, checkpoints: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["gliner2", "gliner25"])
+def test_all_that_a_schema_asks_for(client: shoal.Client, checkpoints: Path, tmp_path: Path, name: str) -> None:
     """By the library from the same directory, which tests/parity holds against the package."""
-    made = gliner2_models.make_reference(tmp_path, {"counting_layer": "count_lstm_v2"})
-    made.directory.rename(checkpoints / "random" / "gliner2")
+    if name == "gliner2":
+        made = gliner2_models.make_reference(tmp_path, {"counting_layer": "count_lstm_v2"})
+    else:
+        made = boundary_models.make_boundary(tmp_path, {})
+    made.directory.rename(checkpoints / "random" / name)
+    flat = test_gliner2.ours if name == "gliner2" else test_boundary.ours
     asked = models.Schema(
         (models.SchemaLabel("person"), models.SchemaLabel("licence name", "what it is called")),
         (
@@ -151,26 +156,26 @@ def test_all_that_a_schema_asks_for(client: shoal.Client, checkpoints: Path, tmp
         ),
         0.3,
     )
-    model = test_gliner2.load(checkpoints / "random" / "gliner2")
+    model = test_gliner2.load(checkpoints / "random" / name)
     wanted = test_gliner2.run(model, models.StructureWork(gliner2_models.TEXTS, asked))[0]
-    answer = client.extract("random/gliner2", gliner2_models.TEXTS, SCHEMA)
+    answer = client.extract(f"random/{name}", gliner2_models.TEXTS, SCHEMA)
     kinds = set()
     for one, other in zip(answer, wanted, strict=True):
-        ours, theirs = of_schema(one), test_gliner2.ours(other)
+        ours, theirs = flat(of_schema(one)), flat(other)
         test_gliner2.same(ours, theirs)
         kinds |= {place[0] for place in ours}
         assert all(set(instance) == {"name", "kind", "rights"} for instance in one.json.get("licence", ()))
     assert kinds == {"entity", "relation", "class", "structure"}
-    assert client.models.get("random/gliner2").card.tasks == ("entities", "structure")  # type: ignore[union-attr]
-    assert client.entities("random/gliner2", gliner2_models.TEXTS, ["person"], threshold=0.2)[0].entities
+    assert client.models.get(f"random/{name}").card.tasks == ("entities", "structure")  # type: ignore[union-attr]
+    assert client.entities(f"random/{name}", gliner2_models.TEXTS, ["person"], threshold=0.2)[0].entities
     with pytest.raises(errors.InvalidInput) as caught:
-        client.extract("random/gliner2", ["a"], shoal.Schema().with_relations(["x [R] y"]))
+        client.extract(f"random/{name}", ["a"], shoal.Schema().with_relations(["x [R] y"]))
     assert caught.value.field == "structure.relations[0].label"
     with pytest.raises(errors.TaskNotSupported):
-        client.classify("random/gliner2", ["a"], ["b"])
+        client.classify(f"random/{name}", ["a"], ["b"])
 
 
-def of_schema(found: shoal.Extraction) -> test_gliner2.Found:
+def of_schema(found: shoal.Extraction) -> results.Extraction:
     structures = tuple(
         results.Structure(
             one.name,
@@ -190,8 +195,6 @@ def of_schema(found: shoal.Extraction) -> test_gliner2.Found:
     )
     # The client's classes have the library's fields.
     found_too: Any = found
-    return test_gliner2.ours(
-        results.Extraction(
-            found_too.entities, relations=found_too.relations, classifications=found_too.classifications, structures=structures
-        )
+    return results.Extraction(
+        found_too.entities, relations=found_too.relations, classifications=found_too.classifications, structures=structures
     )

@@ -16,6 +16,7 @@ from torch import nn
 from libs.kernels import linear
 from libs.models import EncodeWork, EntitiesWork, Output, PackedModel, SparseRow, Work, WrittenIds, load_model
 from libs.models.tiers import Arena, tensors_of
+from tests.parity.boundary_models import make_boundary
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.gliner_models import make_reference
 
@@ -47,6 +48,10 @@ def _recurrent(root: Path) -> Path:
     return make_reference(root, {}).directory
 
 
+def _boundary(root: Path) -> Path:
+    return make_boundary(root, {}).directory
+
+
 MODELS: dict[str, tuple[Make, Work]] = {
     "bert": (_embedder("bert"), WORK),
     "modernbert": (_embedder("modernbert"), WORK),
@@ -55,6 +60,7 @@ MODELS: dict[str, tuple[Make, Work]] = {
     "t5": (_embedder("t5"), WORK),
     "nomic": (_embedder("nomic_bert"), WORK),
     "splade": (_splade, WORK),
+    "gliner2.5": (_boundary, EntitiesWork(TEXTS, labels=("person", "city"))),
     "gliner": (_recurrent, EntitiesWork(TEXTS, labels=("person", "city"))),
 }
 

@@ -47,27 +47,28 @@ SCHEMA: Final = Asked(
 
 @dataclass(frozen=True)
 class Reference:
-    """A model of the package and the directory it was saved to."""
+    """A model of the package and the directory it was saved to. `records`: structures are read as `extract_json` reads them."""
 
     model: Any
     directory: Path
+    records: bool = False
 
     def answers(self, texts: Sequence[str], schema: Asked) -> list[dict[str, Any]]:
         """One text at a time, as the package formats them, with scores and places."""
-        asked = package_schema(schema)
+        asked = package_schema(schema, self.records)
         threshold = 0.5 if schema.threshold is None else schema.threshold
         return [self.model.extract(text, asked, threshold=threshold, include_confidence=True, include_spans=True) for text in texts]
 
 
-def package_schema(schema: Asked) -> Any:
-    """The package's own schema for ours."""
+def package_schema(schema: Asked, records: bool = False) -> Any:
+    """The package's own schema for ours. `records`: with those of the modes of records that its `extract_json` sets."""
     made = GLiNER2.create_schema(None)
     for structure in schema.structures:
-        builder = made.structure(structure.name)
+        builder = made.structure(structure.name, mode="natural" if records else None)
         for one in structure.fields:
-            builder.field(
-                one.name, "str" if one.single else "list", list(one.choices) or None, one.description or None, one.threshold
-            )
+            kind, count = ("str", "required_one") if one.single else ("list", "zero_or_more")
+            ways = {"cardinality": count, "exclusive": True} if records else {}
+            builder.field(one.name, kind, list(one.choices) or None, one.description or None, one.threshold, **ways)
     if schema.entities:
         made.entities({one.name: _config(one) for one in schema.entities})
     for question in schema.classifications:

@@ -245,7 +245,8 @@ def test_the_card(first: Reference) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architecture": "boundary"}, "`architecture`.*boundary.*GLiNER2.5"),
+        ({"architecture": "other"}, "`architecture`.*'other'.*'span' and 'boundary'"),
+        ({"architecture": "boundary"}, "`candidate_pool` is 'per_query'"),
         ({"token_pooling": "mean"}, "`token_pooling`"),
         ({"counting_layer": "other"}, "`counting_layer`.*count_lstm_v2"),
         ({"counting_layer": "count_lstm_v2"}, "has no tensor `count_embed.transformer"),

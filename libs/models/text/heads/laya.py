@@ -9,16 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from libs.catalog.card import Activation
 from libs.kernels.attention import varlen_attention
 from libs.kernels.layout import Layout, to_device
-from libs.kernels.norms import layer_norm
 from libs.models.head import Array
 from libs.models.packed import Packed, Rows
-from libs.models.text.heads.linear import HeadLinear, check_shape
+from libs.models.text.heads.linear import HeadNorm, check_shape, linear_layer
 from libs.models.work import InputSequence, Output
 
-_EPSILON: Final = 1e-5  # torch's, which the package keeps
 _HEAD_SIZE: Final = 64
 _TYPES: Final = 3  # of questions: choice, score, truth
 _CHOICE: Final = 0
@@ -35,9 +32,9 @@ class OptionsHead(nn.Module):
         check_shape(state, "type_emb.weight", (_TYPES, size), file)
         self.kind = nn.Parameter(state["type_emb.weight"][_CHOICE].clone(), requires_grad=False)
         self.layers = nn.ModuleList(_Layer(state, f"head.layers.{number}", size, file) for number in range(layers))
-        self.norm = _Norm(state, "scorer.0", size, file)
-        self.inner = _linear(state, "scorer.1", (size, size), file, "gelu")
-        self.outer = _linear(state, "scorer.3", (1, size), file)
+        self.norm = HeadNorm(state, "scorer.0", size, file)
+        self.inner = linear_layer(state, "scorer.1", (size, size), file, "gelu")
+        self.outer = linear_layer(state, "scorer.3", (1, size), file)
 
     @property
     def rows(self) -> Rows | None:
@@ -63,13 +60,13 @@ class _Layer(nn.Module):
 
     def __init__(self, state: State, stem: str, size: int, file: str) -> None:
         super().__init__()
-        self.attention_norm, self.ffn_norm = (_Norm(state, f"{stem}.norm{number}", size, file) for number in (1, 2))
+        self.attention_norm, self.ffn_norm = (HeadNorm(state, f"{stem}.norm{number}", size, file) for number in (1, 2))
         attention = {"weight": f"{stem}.self_attn.in_proj_weight", "bias": f"{stem}.self_attn.in_proj_bias"}
-        self.qkv = _linear({f"qkv.{ending}": state[name] for ending, name in attention.items() if name in state}, "qkv",
+        self.qkv = linear_layer({f"qkv.{ending}": state[name] for ending, name in attention.items() if name in state}, "qkv",
                            (3 * size, size), file)  # fmt: skip
-        self.out = _linear(state, f"{stem}.self_attn.out_proj", (size, size), file)
-        self.up = _linear(state, f"{stem}.linear1", (4 * size, size), file, "relu")
-        self.down = _linear(state, f"{stem}.linear2", (size, 4 * size), file)
+        self.out = linear_layer(state, f"{stem}.self_attn.out_proj", (size, size), file)
+        self.up = linear_layer(state, f"{stem}.linear1", (4 * size, size), file, "relu")
+        self.down = linear_layer(state, f"{stem}.linear2", (size, 4 * size), file)
         self._heads = max(1, size // _HEAD_SIZE)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
@@ -78,26 +75,6 @@ class _Layer(nn.Module):
         q, k, v = fused.unbind(1)
         x = x + self.out.forward(varlen_attention(q, k, v, layout, scale=q.shape[2] ** -0.5).flatten(1))
         return x + self.down.forward(self.up.forward(self.ffn_norm.forward(x)))
-
-
-class _Norm(nn.Module):
-    """LayerNorm in float32: [rows, size] -> the same."""
-
-    def __init__(self, state: State, stem: str, size: int, file: str) -> None:
-        super().__init__()
-        for ending in ("weight", "bias"):
-            check_shape(state, f"{stem}.{ending}", (size,), file)
-        self.weight = nn.Parameter(state[f"{stem}.weight"], requires_grad=False)
-        self.bias = nn.Parameter(state[f"{stem}.bias"], requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return layer_norm(x, self.weight, self.bias, _EPSILON)
-
-
-def _linear(state: State, stem: str, shape: tuple[int, int], file: str, function: Activation = "identity") -> HeadLinear:
-    check_shape(state, f"{stem}.weight", shape, file)
-    check_shape(state, f"{stem}.bias", shape[:1], file)
-    return HeadLinear(state, stem, function)
 
 
 def _markers(sequence: InputSequence) -> NDArray[np.int32]:

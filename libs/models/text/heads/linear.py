@@ -6,6 +6,7 @@ Its tensors come from a module's own file (`2_Dense/model.safetensors`) or from 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,9 @@ from torch import Tensor, nn
 
 from libs.catalog.card import Activation
 from libs.errors import ModelBroken
+from libs.kernels.norms import layer_norm
+
+_EPSILON: Final = 1e-5  # torch's, which packages keep
 
 
 def _same(x: Tensor) -> Tensor:
@@ -52,6 +56,51 @@ class HeadLinear(nn.Module):
         if self._residual:
             out = out + (x if self.shortcut is None else F.linear(x, self.shortcut))
         return out
+
+
+class HeadNorm(nn.Module):
+    """LayerNorm with torch's epsilon, in float32."""
+
+    def __init__(self, state: Mapping[str, Tensor], stem: str, size: int, file: str) -> None:
+        """Raises ModelBroken for a tensor that is missing or has another shape."""
+        super().__init__()
+        for ending in ("weight", "bias"):
+            check_shape(state, f"{stem}.{ending}", (size,), file)
+        self.weight = _frozen(state[f"{stem}.weight"])
+        self.bias = _frozen(state[f"{stem}.bias"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, size] -> the same"""
+        return layer_norm(x, self.weight, self.bias, _EPSILON)
+
+
+class HeadDot(nn.Module):
+    """A linear layer with one output, in float32.
+
+    By sums: a CPU's product of a matrix and a vector depends on where in memory the weights lie, and a model that was away comes
+    back to another place.
+    """
+
+    def __init__(self, state: Mapping[str, Tensor], stem: str, size: int, file: str) -> None:
+        """Raises ModelBroken for a tensor that is missing or has another shape."""
+        super().__init__()
+        check_shape(state, f"{stem}.weight", (1, size), file)
+        check_shape(state, f"{stem}.bias", (1,), file)
+        self.weight = _frozen(state[f"{stem}.weight"])
+        self.bias = _frozen(state[f"{stem}.bias"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> [...]"""
+        return (x * self.weight[0]).sum(-1) + self.bias
+
+
+def linear_layer(
+    state: Mapping[str, Tensor], stem: str, shape: tuple[int, int], file: str, function: Activation = "identity"
+) -> HeadLinear:
+    """A layer with a bias. `shape`: [out, in]. Raises ModelBroken for a tensor that is missing or has another shape."""
+    check_shape(state, f"{stem}.weight", shape, file)
+    check_shape(state, f"{stem}.bias", shape[:1], file)
+    return HeadLinear(state, stem, function)
 
 
 def check_shape(state: Mapping[str, Tensor], name: str, shape: tuple[int, ...], file: str) -> None:

@@ -1,13 +1,16 @@
-"""GLiNER2: what a schema asks for - entities, classes, relations and structures - in one forward."""
+"""GLiNER2: what a schema asks for - entities, classes, relations and structures - in one forward, of either architecture."""
 
 from __future__ import annotations
 
 from libs.catalog.card import Card
-from libs.catalog.kinds.gliner2 import ADVICE, read_gliner2
+from libs.catalog.kinds.gliner2 import ADVICE, Boundary, read_gliner2
 from libs.errors import ModelBroken
+from libs.models.text.heads.boundary.head import UNUSED, BoundaryHead
+from libs.models.text.heads.boundary.places import MOST_WORDS
 from libs.models.text.heads.extraction.structure import StructureHead
 from libs.models.text.kinds.kind import Built, Parts
 from libs.models.text.kinds.state import HeadState
+from libs.models.text.processing.boundary.answers import BoundaryProcessor
 from libs.models.text.processing.extraction.schemas import MARKERS, word_pattern
 from libs.models.text.processing.extraction.structure import StructureProcessor
 from libs.models.text.processing.extraction.words import WordFrame
@@ -28,6 +31,14 @@ def build(parts: Parts) -> Built:
     limit = parts.card.max_tokens
     frame = WordFrame(tokenizer, limit=limit, max_words=limit, pooling="first", word=word_pattern(), lowercase=True, framed=False)
     state = HeadState(parts.rest, parts.device, "config.json")
-    head = StructureHead(state, settings.counting, size=parts.encoder.hidden_size, width=settings.max_width, file=parts.file)
+    if isinstance(settings, Boundary):
+        if limit > MOST_WORDS:
+            raise ModelBroken(f"tokenizer_config.json: `model_max_length` is {limit:,}; at most {MOST_WORDS:,} is served")
+        head = BoundaryHead(state, settings, size=parts.encoder.hidden_size, file=parts.file)
+        for prefix in UNUSED:
+            state.drop(prefix)
+        state.check_all_used()
+        return Built({"structure": head}, BoundaryProcessor(parts.card, frame, settings))
+    spans = StructureHead(state, settings.counting, size=parts.encoder.hidden_size, width=settings.max_width, file=parts.file)
     state.check_all_used()
-    return Built({"structure": head}, StructureProcessor(parts.card, frame, settings.max_width))
+    return Built({"structure": spans}, StructureProcessor(parts.card, frame, settings.max_width))

@@ -61,9 +61,9 @@ class StructureProcessor:
         need_task(work, self._card)
         if not isinstance(work, EntitiesWork | StructureWork):
             raise unsupported(work, self._card)
-        schema, path = self._schema(work)
+        schema, path = schema_of(work, self._card)
         prompt = prompt_of(schema)
-        framed = self._frame.encode([_ended(text) for text in work.texts], prompt.words, work.truncation, path, go_on)
+        framed = self._frame.encode([ended(text) for text in work.texts], prompt.words, work.truncation, path, go_on)
         sequences = [InputSequence(one.ids, input=_places(prompt, one)) for one in framed]
         return Prepared(work, "structure", sequences, _Notes(schema, prompt, [one.words for one in framed]))
 
@@ -76,22 +76,23 @@ class StructureProcessor:
         for number, (text, words, row) in enumerate(zip(work.texts, notes.words, rows, strict=True)):
             found = _Answers(text, words, self._width, notes, row, item_path(number)).extraction()
             if isinstance(work, EntitiesWork) and work.flat:
-                found = Extraction(entities=_apart(found.entities))
+                found = Extraction(entities=apart(found.entities))
             items.append(found)
         return ExtractResult(items)
 
-    def _schema(self, work: EntitiesWork | StructureWork) -> tuple[Schema, str]:
-        """The work's schema and its path in a request. Raises InvalidInput for one that asks for nothing."""
-        if isinstance(work, EntitiesWork):
-            need_labels(work.labels, self._card, "entities.labels")
-            return Schema(tuple(map(SchemaLabel, dict.fromkeys(work.labels))), threshold=work.threshold), "entities.labels"
-        schema = work.schema
-        if not (schema.entities or schema.classifications or schema.relations or schema.structures):
-            raise InvalidInput("the schema asks for nothing", field="structure")
-        return schema, "structure"
+
+def schema_of(work: EntitiesWork | StructureWork, card: Card) -> tuple[Schema, str]:
+    """The work's schema and its path in a request. Raises InvalidInput for one that asks for nothing."""
+    if isinstance(work, EntitiesWork):
+        need_labels(work.labels, card, "entities.labels")
+        return Schema(tuple(map(SchemaLabel, dict.fromkeys(work.labels))), threshold=work.threshold), "entities.labels"
+    schema = work.schema
+    if not (schema.entities or schema.classifications or schema.relations or schema.structures):
+        raise InvalidInput("the schema asks for nothing", field="structure")
+    return schema, "structure"
 
 
-def _ended(text: str) -> str:
+def ended(text: str) -> str:
     """The text as the model reads it: it ends as a sentence does."""
     return text if text.endswith(_ENDINGS) else f"{text}."
 
@@ -106,14 +107,32 @@ def _places(prompt: SchemaPrompt, framed: Framed) -> SchemaPlaces:
     return SchemaPlaces(tuple(prompt.tasks), names, fields, classes, framed.pieces, choices)
 
 
+class AnswerBound:
+    """How many characters more a text's answer may have."""
+
+    def __init__(self, text: str, path: str) -> None:
+        self._left, self._path = _ANSWER[0] * len(text) + _ANSWER[1], path
+
+    def claim(self, characters: int) -> None:
+        """Raises InvalidInput with the text's path."""
+        self._left -= characters
+        if self._left < 0:
+            raise self.exceeded()
+
+    def exceeded(self) -> InvalidInput:
+        """The error for a text with too long an answer, to be raised by the caller."""
+        message = f"more is found in {self._path} than can be answered: raise thresholds, or ask for less"
+        return InvalidInput(message, field=self._path)
+
+
 class _Answers:
     """One text's answers, from the head's output for it."""
 
     def __init__(self, text: str, words: Words, width: int, notes: _Notes, row: tuple[Array, Array, SparseRow], path: str) -> None:
-        self._text, self._words, self._notes, self._path = text, words, notes, path
+        self._text, self._words, self._notes = text, words, notes
         self._counts, self._classes, self._found = row
         self._starts, self._ends = spans_of(len(words), width)
-        self._left = _ANSWER[0] * len(text) + _ANSWER[1]
+        self._bound = AnswerBound(text, path)
 
     def extraction(self) -> Extraction:
         schema, tasks = self._notes.schema, self._notes.prompt.tasks
@@ -132,7 +151,7 @@ class _Answers:
         return Extraction(
             entities=tuple(sorted(entities, key=lambda one: (one.start, one.end))),
             relations=tuple(sorted(relations, key=lambda one: -one.score)),
-            classifications=tuple(self._classifications()),
+            classifications=tuple(classifications(schema, self._classes)),
             structures=tuple(structures),
         )
 
@@ -152,18 +171,12 @@ class _Answers:
         ranked = Candidates(starts, ends, np.zeros_like(starts), scores).take(np.argsort(-scores, kind="stable"))
         for row in disjoint(ranked, len(self._words)):
             first, last = int(ranked.starts[row]), int(ranked.ends[row])
-            if self._words.starts[last] >= len(self._text):  # the full stop that `_ended` added
+            if self._words.starts[last] >= len(self._text):  # the full stop that `ended` added
                 last -= 1
             if first <= last:
                 start, end = int(self._words.starts[first]), min(int(self._words.ends[last]), len(self._text))
-                self._claim(end - start)
+                self._bound.claim(end - start)
                 yield start, end, float(ranked.scores[row])
-
-    def _claim(self, characters: int) -> None:
-        self._left -= characters
-        if self._left < 0:
-            message = f"more is found in {self._path} than can be answered: raise thresholds, or ask for less"
-            raise InvalidInput(message, field=self._path)
 
     def _entity(self, label: str, span: tuple[int, int, float]) -> Entity:
         start, end, score = span
@@ -202,15 +215,17 @@ class _Answers:
         scores = dict(zip((found[0] - np.int32(len(self._starts))).tolist(), found[1].tolist(), strict=True))
         values = [Value(choice, scores[place]) for choice, place in zip(asked.choices, places, strict=True) if place in scores]
         for value in values:
-            self._claim(len(value.text))
+            self._bound.claim(len(value.text))
         return tuple(values if not asked.single else [max(values, key=lambda one: one.score)] if values else [])
 
-    def _classifications(self) -> Iterator[Classification]:
-        first = 0
-        for question in self._notes.schema.classifications:
-            logits = self._classes[first : first + len(question.labels)]
-            first += len(question.labels)
-            yield Classification(question.name, _labels(question, logits))
+
+def classifications(schema: Schema, logits: Array) -> Iterator[Classification]:
+    """`logits`: of the labels of all questions in turn."""
+    first = 0
+    for question in schema.classifications:
+        own = logits[first : first + len(question.labels)]
+        first += len(question.labels)
+        yield Classification(question.name, _labels(question, own))
 
 
 def _labels(question: SchemaClassification, logits: Array) -> tuple[LabelScore, ...]:
@@ -222,7 +237,7 @@ def _labels(question: SchemaClassification, logits: Array) -> tuple[LabelScore, 
     return tuple(one for number, one in enumerate(ranked) if number == 0 or np.float32(one.score) >= np.float32(question.threshold))
 
 
-def _apart(entities: Sequence[Entity]) -> tuple[Entity, ...]:
+def apart(entities: Sequence[Entity]) -> tuple[Entity, ...]:
     """The best of the entities, none of which overlap, in their order."""
     if not entities:
         return ()

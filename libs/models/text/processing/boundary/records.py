@@ -1,0 +1,120 @@
+"""Records: a structure's first field stands for it, and each of its spans makes a record; other spans are given to the records.
+
+This is what the gliner2 package's `extract_json` does with GLiNER2.5: a field with a single value takes one span in each record, no
+span twice, so that the product of the probabilities is the largest; a span of a field with several goes to the record where it is
+likeliest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.models.schema import SchemaStructure
+from libs.models.text.heads.boundary.records import MOST_STEPS, UNLIKELY, steps
+from libs.models.text.processing.extraction.structure import AnswerBound
+
+Array = NDArray[np.float32]
+Numbers = NDArray[np.int64]
+
+
+class RecordBound(AnswerBound):
+    """How much longer a text's answer may be, and how much more work its records may take."""
+
+    def __init__(self, text: str, path: str) -> None:
+        super().__init__(text, path)
+        self._steps = MOST_STEPS
+
+    def step(self, count: int) -> None:
+        """Raises InvalidInput with the text's path."""
+        self._steps -= count
+        if self._steps < 0:
+            raise self.exceeded()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """`anchor`: the span that stands for it. `fields`: for each field its spans with the probability that they belong here."""
+
+    anchor: int
+    fields: tuple[tuple[tuple[int, float], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Of one structure: `places` [spans, 2], in words; `fields` [fields, spans]: probabilities of spans for each field.
+
+    `records`: the spans that stand for records. `shares` [fields, records, spans]: probabilities that a span fills a record's
+    field.
+    """
+
+    places: Numbers
+    fields: Array
+    records: Numbers
+    shares: Array
+
+
+def records_of(asked: SchemaStructure, scores: Scores, threshold: float, bound: RecordBound) -> list[Record]:
+    """In the order of the text. Raises InvalidInput for more records than spans can be given to."""
+    bound.step(steps(len(scores.records), len(asked.fields)))
+    best_first = np.argsort(-scores.fields[0, scores.records], kind="stable")
+    anchors = scores.records[best_first]
+    found: list[list[list[tuple[int, float]]]] = [[[(int(one), float(scores.fields[0, one]))]] for one in anchors]
+    for field, shares in zip(asked.fields[1:], scores.shares[1:], strict=True):
+        likely = shares[best_first]
+        filled = _one_each(likely) if field.single else _several(likely, threshold)
+        for record, own in zip(found, filled, strict=True):
+            record.append(own)
+    made = [Record(int(anchor), tuple(map(tuple, fields))) for anchor, fields in zip(anchors, found, strict=True)]
+    return sorted(made, key=lambda record: (*scores.places[record.anchor].tolist(),))
+
+
+def _one_each(likely: Array) -> list[list[tuple[int, float]]]:
+    """For each record [records, spans] one span and its probability."""
+    chosen = assigned(-np.log(np.fmax(likely, UNLIKELY)).astype(np.float64))
+    return [[(int(column), float(row[column]))] for row, column in zip(likely, chosen, strict=True)]
+
+
+def _several(likely: Array, threshold: float) -> list[list[tuple[int, float]]]:
+    """For each record the spans that are likelier in it than in others, and reach the threshold."""
+    if not len(likely):
+        return []
+    owners, best = likely.argmax(axis=0), likely.max(axis=0)
+    kept = best.astype(np.float64) >= threshold
+    return [[(int(one), float(best[one])) for one in np.flatnonzero(kept & (owners == record))] for record in range(len(likely))]
+
+
+def assigned(costs: NDArray[np.float64]) -> Sequence[int]:
+    """A column for each row, none twice, so that the sum of costs [rows, columns] is least; there are at least as many columns.
+
+    Each row is added by the shortest path over rows and columns that ends at a column without a row (Jonker and Volgenant).
+    """
+    rows, columns = costs.shape
+    of_row, of_column = np.zeros(rows), np.zeros(columns)
+    chosen, owner = np.full(rows, -1), np.full(columns, -1)
+    for row in range(rows):
+        current, length = row, 0.0
+        ahead, back, prices = np.full(columns, np.inf), np.full(columns, -1), of_column.copy()
+        passed: list[tuple[int, float]] = []
+        while True:
+            reached = costs[current] - prices + (length - of_row[current])
+            nearer = reached < ahead
+            ahead[nearer], back[nearer] = reached[nearer], current
+            column = int(ahead.argmin())
+            length = float(ahead[column])
+            if owner[column] < 0:
+                break
+            passed.append((column, length))
+            ahead[column], prices[column] = np.inf, -np.inf  # never again on this path
+            current = int(owner[column])
+        of_row[row] += length
+        for seen, distance in passed:
+            of_row[owner[seen]] += length - distance
+            of_column[seen] -= length - distance
+        while column >= 0:
+            current = int(back[column])
+            owner[column], chosen[current], column = current, column, int(chosen[current])
+    return chosen.tolist()

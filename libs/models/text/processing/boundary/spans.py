@@ -1,0 +1,65 @@
+"""Spans of one text with their scores, and which of those that overlap are kept: the set whose scores have the largest sum."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """From `start` to `end`, exclusive, in words or in code points; score 0..1."""
+
+    start: int
+    end: int
+    score: float
+
+
+def ranked(spans: Iterable[Span]) -> list[Span]:
+    """Best first; of spans in the same place the best one."""
+    places: dict[tuple[int, int], Span] = {}
+    for span in sorted(spans, key=_rank):
+        places.setdefault(span[:2], span)
+    return list(places.values())
+
+
+def _rank(span: Span) -> tuple[float, int, int]:
+    return -span.score, span.start, span.end
+
+
+def disjoint(spans: Iterable[Span]) -> list[Span]:
+    """The set of spans without overlaps that has the largest sum of scores, best first (weighted interval scheduling).
+
+    Of sets with the same sum the larger is kept, and of equally large ones that with the better spans.
+    """
+    best_first = ranked(spans)
+    by_end = sorted(range(len(best_first)), key=lambda number: (best_first[number].end, best_first[number].start))
+    ends = [best_first[number].end for number in by_end]
+    best = [_Set(0.0, ())]
+    for place, number in enumerate(by_end):
+        span = best_first[number]
+        before = best[bisect_right(ends, span.start, 0, place)]
+        best.append(_better(_Set(before.total + span.score, (*before.numbers, number)), best[place]))
+    return [best_first[number] for number in sorted(best[-1].numbers)]
+
+
+class _Set(NamedTuple):
+    """Spans by their ranks, and the sum of their scores."""
+
+    total: float
+    numbers: tuple[int, ...]
+
+
+def _better(one: _Set, other: _Set) -> _Set:
+    sizes = (one.total, len(one.numbers)), (other.total, len(other.numbers))
+    if sizes[0] != sizes[1]:
+        return one if sizes[0] > sizes[1] else other
+    return min(one, other, key=lambda found: sorted(found.numbers))
+
+
+def sent(span: Span, text: str) -> Span | None:
+    """The span within the text as it was sent, beyond which a full stop may have been read; None for that alone."""
+    if span.end <= len(text):
+        return span
+    end = len(text[span.start :].rstrip()) + span.start
+    return Span(span.start, end, span.score) if end > span.start else None
