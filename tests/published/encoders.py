@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import gliclass
 import numpy as np
@@ -17,14 +17,15 @@ import shoal
 import torch
 import transformers
 from gliner2 import GLiNER2
+from gliner2.inference.engine import BoundaryExtractor
 from numpy.typing import ArrayLike
 from PIL import Image
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 
-from libs.models import Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
+from libs.models import Extraction, Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
 from tests.mesh.test_heads import of_schema
 from tests.mesh.test_sparse import whole
-from tests.parity import gliner2_models, test_gliner2
+from tests.parity import gliner2_models, test_boundary, test_gliner2
 from tests.parity.image_repositories import canonical
 from tests.published.inputs import LABELS, PHOTOS, QUERY, TEXTS
 
@@ -86,6 +87,16 @@ SCHEMA: Final = Schema(
     classifications=(SchemaClassification("topic", tuple(map(SchemaLabel, LABELS))),),
     structures=(SchemaStructure("invention", (SchemaField("inventor", single=True), SchemaField("year"))),),
 )
+
+
+class Flat(Protocol):
+    """Answers to a schema as scores by place, of either architecture."""
+
+    def ours(self, found: Extraction, /) -> test_gliner2.Found: ...
+
+    def theirs(self, text: str, answer: Mapping[str, Any], schema: Schema, /) -> test_gliner2.Found: ...
+
+
 _ASKED: Final = (
     shoal.Schema()
     .with_entities({"person": None, "city": "where something happened"})
@@ -96,10 +107,19 @@ _ASKED: Final = (
 
 def gliner2(client: shoal.Client, model: str, directory: Path) -> None:
     """GLiNER2, by its package."""
-    theirs = gliner2_models.Reference(GLiNER2.from_pretrained(str(directory)).eval(), directory)
+    _of_schema(client, model, gliner2_models.Reference(GLiNER2.from_pretrained(str(directory)).eval(), directory), test_gliner2)
+
+
+def gliner25(client: shoal.Client, model: str, directory: Path) -> None:
+    """GLiNER2.5, by the same package, whose structures are records."""
+    theirs = BoundaryExtractor.from_pretrained(str(directory)).eval()
+    _of_schema(client, model, gliner2_models.Reference(theirs, directory, records=True), test_boundary)
+
+
+def _of_schema(client: shoal.Client, model: str, theirs: gliner2_models.Reference, flat: Flat) -> None:
     found = 0
     for text, answer, one in zip(TEXTS, theirs.answers(TEXTS, SCHEMA), client.extract(model, TEXTS, _ASKED), strict=True):
-        ours, wanted = of_schema(one), test_gliner2.theirs(text, answer, SCHEMA)
+        ours, wanted = flat.ours(of_schema(one)), flat.theirs(text, answer, SCHEMA)
         # Of a classification with one answer the package gives the best label only.
         topics = sorted((place for place in ours if place[0] == "class"), key=lambda place: ours[place])
         ours = {place: score for place, score in ours.items() if place not in topics[:-1]}

@@ -49,6 +49,7 @@ MODELS: Final[Mapping[str, Comparison]] = {
     "MoritzLaurer/deberta-v3-base-zeroshot-v2.0": encoders.zero_shot,
     "knowledgator/gliclass-small-v1.0": encoders.labels,
     "fastino/gliner2-base-v1": encoders.gliner2,
+    "fastino/gliner2.5-small-v1": encoders.gliner25,
     # Vectors and scores.
     "sentence-transformers/all-MiniLM-L6-v2": encoders.dense,
     "BAAI/bge-small-en-v1.5": encoders.dense,

@@ -22,6 +22,7 @@ from libs.store.cache import Cache
 from libs.store.hub import Hub
 from tests.conftest import pytest_configure
 from tests.generation.served import write_ending
+from tests.parity.boundary_models import make_boundary
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.gliner2_models import make_reference
 from tests.published import encoders, writers
@@ -41,6 +42,7 @@ TINY: Final[dict[str, Comparison]] = {
     "tiny/qwen3": partial(writers.texts, instruction="shorten it:", most=16),
     "tiny/bert": encoders.dense,
     "tiny/gliner2": encoders.gliner2,
+    "tiny/gliner25": encoders.gliner25,
 }
 UNTOKENIZED: Final = "tiny/untokenized"
 
@@ -56,6 +58,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
     write_ending("qwen3", made["tiny/qwen3"])
     write_checkpoint("bert", made["tiny/bert"], sentence=SentenceFiles())
     made["tiny/gliner2"] = make_reference(made["tiny/gliner2"], {"counting_layer": "count_lstm_v2"}).directory
+    made["tiny/gliner25"] = make_boundary(made["tiny/gliner25"], {}).directory
     made[UNTOKENIZED] = without_tokenizer(made["tiny/trocr"], root / UNTOKENIZED)
     for directory in made.values():
         (directory / "training_args.bin").write_bytes(b"a pickle")
