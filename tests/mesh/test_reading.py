@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import shoal
 from shoal import errors
-from shoal.tasks import Document
+from shoal.tasks import Document, Turn
 from tokenizers import Tokenizer
 
 from libs.models.readers.florence_tasks import TASKS, regions_of
@@ -151,11 +151,14 @@ def test_pages_by_a_schema_are_read_whatever_text_they_have(client: shoal.Client
     for page in found.pages:
         jsonschema.validate(json.loads(page.text), schema)
     only = shoal.ReadText(schema=schema, text_layer="only")
+    turns: list[Turn] = [("user", "a"), ("assistant", "b")]
     for model, task, field in (
         (QWEN, only, "text.text_layer"),
         (LINES, shoal.ReadText(schema=schema), "text.json_schema"),
         (FORMS, shoal.ReadText(schema=schema, instruction="who?"), "text.json_schema"),
         (FLORENCE, shoal.ReadText(schema=schema), "text.json_schema"),
+        (QWEN, shoal.ReadText(turns=turns, text_layer="only"), "text.text_layer"),
+        *((model, shoal.ReadText(turns=turns), "text.turns") for model in (QWEN, LINES, FORMS, FLORENCE)),
     ):
         with pytest.raises(errors.InvalidInput) as refused:
             client.extract(model, pictures()[:1], task)

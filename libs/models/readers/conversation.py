@@ -18,7 +18,7 @@ from libs.catalog.card import Card, ImageSize
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
 from libs.kernels.layout import to_device
 from libs.models.generation.grammars import Grammars
-from libs.models.generation.reader import Asked, extraction
+from libs.models.generation.reader import Asked, extraction, refuse_turns
 from libs.models.generation.sequences import Request
 from libs.models.generation.settings import Settings
 from libs.models.generation.writer import LanguageHead, Writer
@@ -164,6 +164,7 @@ class ConversationReader:
             raise TaskNotSupported(f"{self._card.model} reads whole images", field="text.region")
         if work.text_kind == "ocr_regions":
             raise TaskNotSupported(f"{self._card.model} finds no regions", field="text.kind")
+        refuse_turns(work, self._card)
         found, asked = [], Asked(work.max_tokens, self._grammars.of(work.json_schema))
         for item in items_as_parts(work):
             go_on()
