@@ -16,8 +16,8 @@ import transformers
 
 from libs.catalog.detect import read_card
 from libs.errors import InvalidInput, ModelBroken
-from libs.models.generation import chat
 from libs.models.generation.chat import ChatTemplate, Message, Role
+from libs.models.text.tokenising.chat import rendered
 from tests.generation.chat_templates import GEMMA, LLAMA2, LLAMA3, MISTRAL, QWEN3, R1, SMOLLM3
 from tests.generation.served import write
 
@@ -180,6 +180,8 @@ LOOP = "{% for m in messages %}[{{ m.role }}]CONTENT{% endfor %}[assistant]"
         ("{{ m.content[:200] if loop.length > 2 else m.content }}", "changes the texts"),
         ("{{ (m.content ~ '') if loop.length > 2 and m.content[0] != '/' else m.content }}", "looks for ''"),
         ("{{ m.content if 'and more' in m.content else m.content }}", "looks for 'and more'"),
+        ("{{ m.content if 'and more' in ('a' ~ m.content) else m.content }}", "looks for 'and more'"),
+        ("{{ m.content if 'and more' in m.content.strip().split('x')[0] + 'a' else m.content }}", "looks for "),
         ("{{ m.content if loop.last or loop.length < 3 else m.content + messages[-1].content }}", "more than once"),
         ("{{ m.content if loop.length < 3 or not loop.last else '' }}", "no place"),
         ("{{ m.content }}{{ 'x' * 40000 if loop.length > 2 else '' }}", "puts 120,"),
@@ -221,14 +223,13 @@ def test_space_is_stripped_as_the_template_does_it(content: str, directory: Path
 def test_a_shape_is_rendered_once_and_the_last_are_kept(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = ChatTemplate(replace(read_card(directory, "random/llama"), template=GEMMA), directory)
     asked: list[int] = []
-    rendered = chat.rendered
 
     def counted(source: str, values: Sequence[Any]) -> Any:
         asked.append(len(values[0]["messages"]))
         return rendered(source, values)
 
-    monkeypatch.setattr(chat, "rendered", counted)
-    monkeypatch.setattr(chat, "MOST_SHAPES", 2)
+    monkeypatch.setattr("libs.models.generation.chat.rendered", counted)
+    monkeypatch.setattr("libs.models.generation.chat.MOST_SHAPES", 2)
 
     def ask(shape: str) -> None:
         own.around(said(roles_of(shape), ["a"] * len(shape)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Never
 
 MEMORY_BYTES: Final = 512 << 20
@@ -22,7 +22,7 @@ MOST_SOUGHT_CHARACTERS: Final = 128
 
 
 def main() -> None:
-    from jinja2 import TemplateError
+    from jinja2 import TemplateError, runtime
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def raise_exception(message: str) -> Never:
@@ -33,6 +33,7 @@ def main() -> None:
     # The settings of transformers, for which templates are written.
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.globals["raise_exception"] = raise_exception
+    runtime.str_join = _joined  # what `~` is compiled to
     try:
         template = environment.from_string(asked["template"])
     except Exception as error:
@@ -69,8 +70,9 @@ _SOUGHT: set[tuple[int, str]] = set()
 
 
 class _Heard(str):
-    """A message's text, which notes what a template looks for in it: by `in`, `==` and the methods of str. What these return is
-    such a text too. `_places`: of the messages that it is made of."""
+    """A message's text, which notes what a template looks for in it: by `in`, `==` and the methods of str. What these return, and
+    what it is added to, is such a text too. Its length and what `join` makes of it tell nothing. `_places`: of the messages that it
+    is made of."""
 
     _places: frozenset[int] = frozenset()
 
@@ -82,7 +84,6 @@ class _Heard(str):
                 known = one[:MOST_SOUGHT_CHARACTERS] if is_known else ""
                 _SOUGHT.update((place, known) for place in self._places)
 
-    # `~` and `join` make texts of which nothing is noted; filters and `{{ }}` ask for the text by `str`.
     def __str__(self) -> str:
         return self
 
@@ -104,10 +105,10 @@ class _Heard(str):
         self._note(_Heard())
         return str.__getitem__(self, key)
 
-    def __add__(self, other: str) -> str:
+    def __add__(self, other: str) -> Any:
         return _of(str.__add__(self, other), self._places | _places(other))
 
-    def __radd__(self, other: str) -> str:
+    def __radd__(self, other: str) -> Any:
         return _of(str.__add__(other, self), self._places | _places(other))
 
 
@@ -123,6 +124,12 @@ def _of(made: Any, places: frozenset[int]) -> Any:
     heard = _Heard(made)
     heard._places = places
     return heard
+
+
+def _joined(seq: Iterable[Any]) -> str:
+    texts = list(map(str, seq))
+    joined: str = _of("".join(texts), frozenset[int]().union(*map(_places, texts)))
+    return joined
 
 
 def _noting(name: str) -> Callable[..., Any]:
