@@ -264,3 +264,7 @@ async def test_a_job_whose_deadline_passes_is_prepared_no_further(tmp_path: Path
         await until(lambda: "heavy" in lanes.answers)
         assert "deadline" in lanes.answer("heavy").failure.message
         assert not bay.model.creeping
+    turns = [inference_pb2.Turn(role=inference_pb2.Turn.ROLE_USER, text="abcd")] * 2
+    text = inference_pb2.TextTask(instruction="it", turns=turns)
+    written = worker_pb2.Job(extract=inference_pb2.ExtractRequest(items=[inference_pb2.Item(text="t")] * 3, text=text))
+    assert read_bytes(written, 100) == 100 + 2 * (2 + 2 * 4)

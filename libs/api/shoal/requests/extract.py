@@ -186,7 +186,7 @@ def _task(task: Task) -> tuple[str, Message]:
 
 def _turn(number: int, turn: Turn) -> pb.Turn:
     field = f"text.turns[{number}]"
-    if isinstance(turn, str) or len(turn) != 2:
+    if not isinstance(turn, tuple | list) or len(turn) != 2:
         raise InvalidInput(f"{field} must be a role and a text", field=field)
     role, text = turn
     return message(pb.Turn, role=enum_value(f"{field}.role", role, _SPEAKERS), text=text)
