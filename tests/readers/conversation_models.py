@@ -107,13 +107,21 @@ def _lighton_images() -> transformers.BaseImageProcessor:
 
 @torch.inference_mode()
 def written(
-    model: transformers.PreTrainedModel, kind: str, directory: Path, images: Sequence[bytes], text: str, most: int
+    model: transformers.PreTrainedModel,
+    kind: str,
+    directory: Path,
+    images: Sequence[bytes],
+    text: str,
+    most: int,
+    turns: Sequence[tuple[str, str]] = (),
 ) -> list[int]:
-    """The new tokens that transformers writes about images and a text after them."""
+    """The new tokens that transformers writes about images and a text after them, and after what was said before, by whom."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     pictures = [Image.fromarray(decode(image, "image")) for image in images]
     content = [*({"type": "image"} for _ in images), {"type": "text", "text": text}]
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True)
+    before = [{"role": role, "content": [{"type": "text", "text": said}]} for role, said in turns]
+    messages = [*before, {"role": "user", "content": content}]
+    prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     if template(kind) == TILED:
         processor = vlm_models._colidefics3(kind).processor
         if pictures:

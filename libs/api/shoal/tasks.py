@@ -142,7 +142,7 @@ class ReadText:
     `form` of an answer is what it says. Models with a chat template follow one; tell the model in `instruction` what is asked.
 
     `turns`: what was said before each item, which is the user's next message: `[("user", "Who was Ada?"), ("assistant", "A
-    mathematician.")]`. For models of texts with a chat template.
+    mathematician.")]`. For models with a chat template.
     """
 
     kind: Literal["caption", "detailed_caption", "ocr", "ocr_regions"] = "caption"

@@ -133,45 +133,48 @@ class ChatTemplate:
             pass
         # Guarded by the lock. A text: why the template does not take the shape.
         self._lock = Lock()
-        self._shapes: OrderedDict[Roles, ChatPrompt | str] = OrderedDict()
+        self._shapes: OrderedDict[tuple[Roles, bool], ChatPrompt | str] = OrderedDict()
 
     @property
     def has_system(self) -> bool:
         """Whether there is a place for an instruction."""
         return self._told is not None
 
-    def around(self, messages: Sequence[Message]) -> tuple[str, str, str]:
+    def around(self, messages: Sequence[Message], *, with_image: bool = False) -> tuple[str, str, str]:
         """The prompt before the last message, which is the user's; that message, as the template puts it in; the prompt after it.
 
-        Raises InvalidInput for a conversation that the template does not take, or that cannot be filled in as it would be rendered.
+        `with_image`: the last message is an image and a text, and what the template has for an image is in the prompt before the
+        text. Raises InvalidInput for a conversation that the template does not take, or that cannot be filled in as it would be
+        rendered.
         """
         roles = tuple(message.role for message in messages)
-        if roles == _ALONE:
+        if roles == _ALONE and not with_image:
             return self._alone.around(messages)
-        if roles == _TOLD and self._told is not None:
+        if roles == _TOLD and self._told is not None and not with_image:
             return self._told.around(messages)
-        prompt = self._shape(roles)
+        prompt = self._shape(roles, with_image)
         prompt.check(messages)
         return prompt.around(messages)
 
-    def _shape(self, roles: Roles) -> ChatPrompt:
+    def _shape(self, roles: Roles, with_image: bool) -> ChatPrompt:
+        key = roles, with_image
         with self._lock:
-            found = self._shapes.get(roles)
+            found = self._shapes.get(key)
             if found is not None:
-                self._shapes.move_to_end(roles)
+                self._shapes.move_to_end(key)
         if found is None:
-            found = self._render(roles)
+            found = self._render(roles, with_image)
             with self._lock:
-                self._shapes[roles] = found
+                self._shapes[key] = found
                 while len(self._shapes) > MOST_SHAPES:
                     self._shapes.popitem(last=False)
         if isinstance(found, str):
             raise _refused(found)
         return found
 
-    def _render(self, roles: Roles) -> ChatPrompt | str:
+    def _render(self, roles: Roles, with_image: bool) -> ChatPrompt | str:
         try:
-            found = rendered(self._card.template, self._samples(roles))
+            found = rendered(self._card.template, self._samples(roles, with_image))
         except ModelBroken as error:  # not kept: on a machine that is less busy it may be in time
             raise _refused(error.message) from error
         try:
@@ -186,19 +189,22 @@ class ChatTemplate:
         own = [one for number, text in sampled for one in sorted(prompt.sought.get(number, ())) if one in text]
         return f"the chat template: it looks for {own[0]!r} in messages, which is not served" if own else prompt
 
-    def _samples(self, roles: Roles) -> list[Mapping[str, object]]:
+    def _samples(self, roles: Roles, with_image: bool = False) -> list[Mapping[str, object]]:
         """The values of the renderings that `_learnt` takes."""
-        parts = self._card.message_parts
-        return [{**self._values, "messages": _messages(roles, texts, parts)} for texts in _texts(roles)]
+        found: list[Mapping[str, object]] = []
+        for texts in _texts(roles):
+            contents: list[object] = list(texts)
+            if self._card.message_parts:
+                images = [{"type": "image"}] if with_image else []
+                parts = [[{"type": "text", "text": text}] for text in texts]
+                contents = [*parts[:-1], [*images, *parts[-1]]]
+            messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+            found.append({**self._values, "messages": messages})
+        return found
 
 
 def _refused(why: str) -> InvalidInput:
     return InvalidInput(f"the model does not take such a conversation: {why}", field=FIELD)
-
-
-def _messages(roles: Roles, texts: Sequence[str], parts: bool) -> list[dict[str, object]]:
-    contents = [[{"type": "text", "text": text}] if parts else text for text in texts]
-    return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
 
 
 def _after_thoughts(text: str) -> str:

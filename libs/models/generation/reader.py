@@ -44,7 +44,7 @@ def refuse_schema(work: WriteWork, card: Card) -> None:
 def refuse_turns(work: WriteWork, card: Card) -> None:
     """For models that read no conversations of several turns. Raises TaskNotSupported."""
     if isinstance(work, TextWork) and work.turns:
-        message = f"{card.model} reads one message: conversations are for models of texts with a chat template"
+        message = f"{card.model} reads one message: conversations are for models with a chat template"
         raise TaskNotSupported(message, field="text.turns")
 
 
