@@ -154,7 +154,9 @@ def _heard(message: Any, place: int) -> Any:
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": _of(content, frozenset([place]))}
-    parts = [{**part, "text": _of(part["text"], frozenset([place]))} if "text" in part else part for part in content or ()]
+    if not isinstance(content, list):
+        return message
+    parts = [{**part, "text": _of(part["text"], frozenset([place]))} if "text" in part else part for part in content]
     return {**message, "content": parts}
 
 
