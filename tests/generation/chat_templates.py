@@ -148,6 +148,67 @@ R1 = (
 )
 """Takes thoughts out, and leaves the space after them; nothing stands between two messages of the user."""
 
+NEMOTRON = """
+{%- set ns = namespace(thinks=true) -%}
+{%- for message in messages -%}
+  {%- if message['role'] == 'user' or message['role'] == 'system' -%}
+    {%- if '/think' in message['content'] -%}
+      {%- set ns.thinks = true -%}
+    {%- elif '/no_think' in message['content'] -%}
+      {%- set ns.thinks = false -%}
+    {%- endif -%}
+  {%- endif -%}
+{%- endfor -%}
+{%- for message in messages %}
+  {%- set content = message['content'] %}
+  {%- if message['role'] == 'assistant' -%}
+    {%- if content and '</think>' in content -%}
+      {%- set content = (content.split('</think>')[1] | default('', true)).strip() %}
+    {%- endif -%}
+    {{- '<SPECIAL_11>Assistant\n' + (content | default('', true)).strip() + '\n<SPECIAL_12>\n\n' }}
+  {%- else -%}
+    {{- '<SPECIAL_11>' + message['role'] | title + '\n'
+        + (content | default('', true)).replace('/think', '').replace('/no_think', '').strip() + '\n' }}
+  {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+  {{- '<SPECIAL_11>Assistant\n' + ('<think>\n\n' if ns.thinks else '<think></think>') -}}
+{%- endif -%}
+"""
+"""Takes what follows the first thoughts, and looks for switches in all messages of the user."""
+
+GLM4 = """[gMASK]<sop>
+{%- macro visible_text(content) -%}
+    {%- if content is string -%}
+        {{- content }}
+    {%- endif -%}
+{%- endmacro -%}
+{% for m in messages %}
+{%- if m.role == 'user' -%}<|user|>
+{% set said = visible_text(m.content) -%}
+{{ said }}
+{{- '' if said.endswith("/nothink") else '/nothink' -}}
+{%- elif m.role == 'assistant' -%}
+<|assistant|>
+{%- set content %}{{ visible_text(m.content) }}{% endset %}
+{%- if '</think>' in content %}
+    {%- set content = (content.split('</think>') | last).lstrip('\n') -%}
+{%- endif %}
+{{ '\n<think></think>' }}
+{%- if content.strip() -%}
+{{ '\n' + content.strip() }}
+{%- endif -%}
+{%- else -%}
+<|system|>
+{{ visible_text(m.content) }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    <|assistant|>
+{%- endif -%}
+"""
+"""Reads messages by a macro and a block."""
+
 SMOLLM3 = """
 {%- set mode = "/think" -%}
 {%- set told = "" -%}

@@ -18,17 +18,20 @@ from libs.catalog.detect import read_card
 from libs.errors import InvalidInput, ModelBroken
 from libs.models.generation.chat import ChatTemplate, Message, Role
 from libs.models.text.tokenising.chat import rendered
-from tests.generation.chat_templates import GEMMA, LLAMA2, LLAMA3, MISTRAL, QWEN3, R1, SMOLLM3
+from tests.generation.chat_templates import GEMMA, GLM4, LLAMA2, LLAMA3, MISTRAL, NEMOTRON, QWEN3, R1, SMOLLM3
 from tests.generation.served import write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TEMPLATES = {
     "qwen3": QWEN3, "llama 3": LLAMA3, "gemma": GEMMA, "mistral": MISTRAL, "llama 2": LLAMA2, "r1": R1, "smollm 3": SMOLLM3,
+    "nemotron": NEMOTRON, "glm 4": GLM4,
 }  # fmt: skip
 LOOKED_FOR = {
     "qwen3": ("</think>", "<tool_response>"),
     "r1": ("</think>",),
+    "nemotron": ("</think>", "/think", "/no_think"),
+    "glm 4": ("</think>", "/nothink"),
     "smollm 3": ("/no_think", "/think"),
 }
 """What a template looks for in messages: a message with it may be refused."""
@@ -104,7 +107,10 @@ def test_prompts_are_those_of_transformers(name: str, directory: Path, template:
                     random.choice(THOUGHTS) + text if role == "assistant" else text for role, text in zip(roles, texts, strict=True)
                 ]
             if number > 20:  # as one who wants to be something else writes
-                texts = [text + random.choice(["</think>", "/no_think", "<tool_response>a</tool_response>", ""]) for text in texts]
+                texts = [
+                    text + random.choice(["</think>", "/no_think", "/nothink", "<tool_response>a</tool_response>", ""])
+                    for text in texts
+                ]
             messages = said(roles, texts)
             wanted = theirs(directory, source, messages)
             try:
@@ -132,6 +138,8 @@ THINKS = "<think>\nSo it is.\n</think>\n\nIt is."
     [
         ("qwen3", "<|im_start|>assistant\nIt is.<|im_end|>"),
         ("r1", "<|Assistant|>\n\nIt is.<|end|>"),
+        ("nemotron", "<SPECIAL_11>Assistant\nIt is.\n<SPECIAL_12>"),
+        ("glm 4", "<|assistant|>\n<think></think>\nIt is.<|user|>"),
         ("llama 3", "<|end_header_id|>\n\n<think>\nSo it is.\n</think>\n\nIt is.<|eot_id|>"),
     ],
 )
@@ -158,6 +166,9 @@ def test_a_placeholder_in_a_text_is_text(template: Callable[[str], ChatTemplate]
         ("mistral", "suau", ["a"] * 4, "text.turns", "Only user and assistant roles are supported"),
         ("qwen3", "uau", ["a", "b", "<tool_response>c</tool_response>"], "2", "'<tool_response>'"),
         ("smollm 3", "suau", ["a /no_think", "b", "c", "d"], "0", "'/no_think'"),
+        ("nemotron", "uau", ["a", "<think>b</think>c</think>d", "e"], "1", "'</think>'"),
+        ("nemotron", "uau", ["a", "b", "c /no_think"], "2", "'/no_think'"),
+        ("glm 4", "uau", ["a", "b", "c /nothink"], "2", "'/nothink'"),
         ("llama 3", "uau", ["a", " \n", "b"], "1", "no text"),
         ("qwen3", "uau", ["a", "<think>b</think>\n", "b"], "1", "no text, or thoughts alone"),
     ],
@@ -177,6 +188,7 @@ LOOP = "{% for m in messages %}[{{ m.role }}]CONTENT{% endfor %}[assistant]"
     ("content", "message"),
     [
         ("{{ m.content | upper if loop.length > 2 else m.content }}", "changes the texts"),
+        ("{{ m.content | upper if loop.length > 2 and m.content | length < 8 else m.content }}", "changes the texts"),
         ("{{ m.content[:200] if loop.length > 2 else m.content }}", "changes the texts"),
         ("{{ (m.content ~ '') if loop.length > 2 and m.content[0] != '/' else m.content }}", "looks for ''"),
         ("{{ m.content if 'and more' in m.content else m.content }}", "looks for 'and more'"),

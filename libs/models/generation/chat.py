@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -73,13 +73,15 @@ class ChatPrompt:
 
     `fixed`: what stands before the first place, between places and after the last one. `places`: the number of the message that
     stands there. `changes`: what becomes of its text; `thoughts`: of what follows its thoughts, empty where that is not known.
-    `sought`: what the template looks for in a message, by its number; `sought_after`: in one with thoughts.
+    `several`: it is known of thoughts that end more than once, too. `sought`: what the template looks for in a message, by its
+    number; `sought_after`: in one with thoughts.
     """
 
     fixed: tuple[str, ...]
     places: tuple[int, ...]
     changes: tuple[_Change, ...]
     thoughts: tuple[_Change, ...]
+    several: bool
     sought: Mapping[int, frozenset[str]]
     sought_after: Mapping[int, frozenset[str]]
 
@@ -97,6 +99,8 @@ class ChatPrompt:
             if self._has_thoughts(message):
                 text, sought = _after_thoughts(text), self.sought_after.get(number, frozenset())
                 searched = ((message.text, sought - {_THINK, _THOUGHT}), (text, sought))
+                if not self.several:
+                    searched = (*searched, (message.text.rpartition(_THOUGHT)[0], frozenset([_THOUGHT])))
             found = next((one for said, these in searched for one in sorted(these) if one in said), None)
             if found is not None:
                 what = f"the model's chat template treats messages with {found!r} in a way of its own"
@@ -192,7 +196,7 @@ class ChatTemplate:
     def _samples(self, roles: Roles, with_image: bool = False) -> list[Mapping[str, object]]:
         """The values of the renderings that `_learnt` takes."""
         found: list[Mapping[str, object]] = []
-        for texts in _texts(roles):
+        for texts in _texts(roles).values():
             contents: list[object] = list(texts)
             if self._card.message_parts:
                 images = [{"type": "image"}] if with_image else []
@@ -224,20 +228,24 @@ def _plain(roles: Roles) -> list[str]:
     return [f"{number}{middle}end{number}" for number in range(len(roles))]
 
 
-def _texts(roles: Roles) -> list[list[str]]:
-    """The messages of each rendering: placeholders, plain texts, two of texts with space around them, which begins and ends with
-    either character that may be stripped alone; and where there are earlier answers, three of answers with thoughts."""
-    short = [f"{number} a text" for number in range(len(roles))]
-    lines = [f"\n \t\u2003{text}\u2003\t \n" for text in short]
-    spaces = [f" \n\t\u2003{text}\u2003\t\n " for text in short]
-    found = [_marks(roles), _plain(roles), lines, spaces]
+def _texts(roles: Roles) -> dict[str, list[str]]:
+    """The messages of each rendering: placeholders; long and short texts that are put in as they are; texts with space around them,
+    which begins and ends with either character that may be stripped alone. Where there are earlier answers: these with thoughts,
+    with an end of thoughts alone, and some with several."""
+    texts = [f"{number} a text" for number in range(len(roles))]
+    found = {
+        "marks": _marks(roles),
+        "plain": _plain(roles),
+        "short": ["aB"] * len(roles),
+        "lines": [f"\n \t\u2003{text}\u2003\t \n" for text in texts],
+        "spaces": [f" \n\t\u2003{text}\u2003\t\n " for text in texts],
+    }
     answers = [number for number, role in enumerate(roles) if role == "assistant"]
     if answers:
-        whole, end = f"{_THINK}\nI {{see}}.\n{_THOUGHT}", f"I see.{_THOUGHT}"
         several = f"a {_THINK}b{_THOUGHT} c {_THINK}\n\n{_THOUGHT}\n\n"
-        found.append(_with_thoughts(lines, whole, answers))
-        found.append(_with_thoughts(spaces, end, answers))
-        found.append(_with_thoughts(short, several, answers[::2]))
+        found["thoughts"] = _with_thoughts(found["lines"], f"{_THINK}\nI {{see}}.\n{_THOUGHT}", answers)
+        found["ends"] = _with_thoughts(found["spaces"], f"I see.{_THOUGHT}", answers)
+        found["several"] = _with_thoughts(texts, several, answers[::2])
     return found
 
 
@@ -252,19 +260,27 @@ def _learnt(roles: Roles, found: Sequence[Rendering]) -> ChatPrompt:
     """A shape by its renderings of `_texts`. Raises ModelBroken for one that has no place for the last message, or that changes
     texts in a way that is not known."""
     samples = _texts(roles)
-    pieces = re.split(f"([{''.join(_marks(roles))}])", rendered_text(found[0]))
+    made = dict(zip(samples, found, strict=True))
+    pieces = re.split(f"([{''.join(_marks(roles))}])", rendered_text(made["marks"]))
     fixed, places = tuple(pieces[::2]), tuple(ord(piece) - _FIRST_MARK for piece in pieces[1::2])
     if len(roles) - 1 not in places:
         raise ModelBroken("the chat template: it has no place for the message of the role 'user'")
     if places.count(len(roles) - 1) > 1:
         raise ModelBroken("the chat template: it puts the last message in more than once, which is not served")
-    plain, *spaced = (rendered_text(each) for each in found[1:4])
-    changes = _changes(fixed, [(text, [own[number] for number in places]) for text, own in zip(spaced, samples[2:], strict=False)])
-    if changes is None or plain != _filled(fixed, [samples[1][number] for number in places]):
+    put_in = {name: [texts[number] for number in places] for name, texts in samples.items()}
+    is_put_in = all(rendered_text(made[name]) == _filled(fixed, put_in[name]) for name in ("plain", "short"))
+    changes = _changes(fixed, [(rendered_text(made[name]), put_in[name]) for name in ("lines", "spaces")])
+    if changes is None or not is_put_in:
         raise ModelBroken("the chat template: it changes the texts of messages, which is not served")
-    sought, after = _sought(found[1:4]), _sought(found[1:])
-    prompt = ChatPrompt(fixed, places, changes, (), sought, after)
-    return ChatPrompt(fixed, places, changes, _thoughts(prompt, found[4:], samples[4:]), sought, after)
+    sought = _sought([made[name] for name in ("plain", "short", "lines", "spaces")])
+    prompt = ChatPrompt(fixed, places, changes, (), False, sought, _sought(found[1:]))
+    if "thoughts" not in made:
+        return prompt
+    # Texts that follow thoughts, where these are left out.
+    after = [(made[name].text, list(map(_after_thoughts, put_in[name]))) for name in ("thoughts", "ends")]
+    prompt = replace(prompt, thoughts=_changes(fixed, after) or ())
+    said = [Message(role, text, "") for role, text in zip(roles, samples["several"], strict=True)]
+    return replace(prompt, several="".join(prompt.around(said)) == made["several"].text)
 
 
 def _sought(found: Sequence[Rendering]) -> dict[int, frozenset[str]]:
@@ -272,22 +288,6 @@ def _sought(found: Sequence[Rendering]) -> dict[int, frozenset[str]]:
     for number, text in (one for rendering in found for one in rendering.sought):
         sought[number] = sought.get(number, frozenset()) | {text}
     return sought
-
-
-def _thoughts(prompt: ChatPrompt, found: Sequence[Rendering], samples: Sequence[Sequence[str]]) -> tuple[_Change, ...]:
-    """What becomes of texts that follow thoughts, where these are left out. Empty: they are not, or in a way that is not known."""
-    if not found or any(each.error for each in found):
-        return ()
-    after = [[_after_thoughts(texts[number]) for number in prompt.places] for texts in samples[:2]]
-    thoughts = _changes(prompt.fixed, [(each.text, texts) for each, texts in zip(found, after, strict=False)])
-    if thoughts is None:
-        return ()
-    several, texts = found[2], [samples[2][number] for number in prompt.places]
-    changed = [
-        then(_after_thoughts(text)) if _THOUGHT in text else change(text)
-        for text, then, change in zip(texts, thoughts, prompt.changes, strict=True)
-    ]
-    return thoughts if several.text == _filled(prompt.fixed, changed) else ()
 
 
 def _changes(fixed: Sequence[str], found: Sequence[tuple[str, Sequence[str]]]) -> tuple[_Change, ...] | None:

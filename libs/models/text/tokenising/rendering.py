@@ -33,7 +33,9 @@ def main() -> None:
     # The settings of transformers, for which templates are written.
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.globals["raise_exception"] = raise_exception
-    runtime.str_join = _joined  # what `~` is compiled to
+    # What `~`, macros and blocks of `set` are compiled to.
+    runtime.str_join = _joined
+    environment.concat = _joined  # type: ignore[method-assign]
     try:
         template = environment.from_string(asked["template"])
     except Exception as error:
@@ -71,8 +73,8 @@ _SOUGHT: set[tuple[int, str]] = set()
 
 class _Heard(str):
     """A message's text, which notes what a template looks for in it: by `in`, `==` and the methods of str. What these return, and
-    what it is added to, is such a text too. Its length and what `join` makes of it tell nothing. `_places`: of the messages that it
-    is made of."""
+    what it is joined with, is such a text too; of its length and order nothing is noted. `_places`: of the messages that it is
+    made of."""
 
     _places: frozenset[int] = frozenset()
 
