@@ -162,13 +162,21 @@ class RegionsWork:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """What was said before an item, by one of the two."""
+
+    role: Literal["user", "assistant"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class TextWork:
     """What a model writes about items. `max_tokens` 0: the model's own. `texts`: one for each item, empty where it has `parts`.
 
     `instruction`: what the model is asked for, or a task of its own by its name. `region`: the part of the image that is asked
     about, left, top, right and bottom in pixels. `text_layer`: "prefer" answers pages that have a text layer with it, "only" never
     asks the model, "never" asks it for all pages. `json_schema`, itself JSON: each answer is JSON of that schema, and the model
-    is asked for all pages; empty: answers of any form.
+    is asked for all pages; empty: answers of any form. `turns`: what was said before each item, which is the user's next message.
     """
 
     texts: list[str]
@@ -179,6 +187,7 @@ class TextWork:
     region: tuple[float, float, float, float] | None = None
     parts: Mapping[int, Parts] = field(default_factory=dict)
     json_schema: str = ""
+    turns: tuple[Turn, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

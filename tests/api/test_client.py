@@ -150,6 +150,18 @@ async def test_every_task_has_its_message(connect: Connect, router: FakeRouter) 
     assert router.calls[-1].request.items[0].image.data == b"\x89PNG"  # type: ignore[attr-defined]
 
 
+async def test_turns_are_roles_and_texts(connect: Connect, router: FakeRouter) -> None:
+    client = connect(router.address)
+    turns: list[shoal.tasks.Turn] = [("user", "Who was Ada?"), ("assistant", "A mathematician.")]
+    await client.do("extract", MODEL, ["When?"], shoal.ReadText(turns=turns))
+    sent = router.calls[-1].request.text.turns  # type: ignore[attr-defined]
+    assert [(turn.role, turn.text) for turn in sent] == [(1, "Who was Ada?"), (2, "A mathematician.")]
+    for wrong, field in ((("system", "a"), "text.turns[1].role"), ("ab", "text.turns[1]"), (("user",), "text.turns[1]")):
+        with pytest.raises(errors.InvalidInput) as caught:
+            await client.do("extract", MODEL, ["When?"], shoal.ReadText(turns=[turns[0], wrong]))  # type: ignore[list-item]
+        assert caught.value.field == field
+
+
 async def test_models_and_mesh(connect: Connect, router: FakeRouter) -> None:
     client = connect(router.address)
     assert [model.state for model in await client.do("models.list")] == ["failed", "downloading", "resident"]

@@ -103,6 +103,34 @@ class TestRequests:
         assert question.renamed("items[0].parts[0].image.data is no image") == "messages[0].content[0].image_url is no image"
         assert question.renamed("items[0].parts[1].text") == "messages[0].content[1].text"
 
+    def test_what_was_said_before_is_turns(self) -> None:
+        messages = [
+            {"role": "system", "content": "Be short."},
+            {"role": "user", "content": "Who was Ada?"},
+            {"role": "assistant", "content": "A mathematician.", "refusal": None, "tool_calls": None, "annotations": []},
+            {"role": "user", "content": [{"type": "text", "text": "Of what"}, {"type": "text", "text": "time?"}]},
+            {"role": "user", "content": "And where?"},
+        ]
+        question = ask({**HELLO, "messages": messages})
+        turns = [
+            pb.Turn(role=pb.Turn.ROLE_USER, text="Who was Ada?"),
+            pb.Turn(role=pb.Turn.ROLE_ASSISTANT, text="A mathematician."),
+            pb.Turn(role=pb.Turn.ROLE_USER, text="Of what\n\ntime?"),
+        ]
+        task = pb.TextTask(instruction="Be short.", turns=turns)
+        assert question.message == pb.ExtractRequest(model=MODEL, items=[pb.Item(text="And where?")], text=task)
+        assert question.renamed("text.turns[1].text is empty") == "messages[2].content is empty"
+        assert question.renamed("text.turns[2].role") == "messages[3].content[1].text"
+        assert question.renamed("text.turns") == "messages"
+        assert question.renamed("items[0].text") == "messages[4].content"
+
+    def test_images_are_in_the_last_message(self) -> None:
+        content = [{"type": "image_url", "image_url": PNG}, {"type": "text", "text": "And this one?"}]
+        said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hello"}]
+        question = ask({**HELLO, "messages": [*said, {"role": "user", "content": content}]})
+        assert [part.WhichOneof("content") for part in question.message.items[0].parts] == ["image", "text"]
+        assert len(question.message.text.turns) == 2
+
     def test_a_schema(self) -> None:
         response_format = {"type": "json_schema", "json_schema": {"name": "it", "strict": True, "schema": SCHEMA}}
         question = ask({**HELLO, "response_format": response_format})
@@ -117,8 +145,37 @@ class TestRequests:
             ({"messages": []}, "messages"),
             ({"messages": [{"role": "system", "content": "a"}]}, "messages"),
             ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "messages[1].role"),
-            ({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}, "messages[1].role"),
+            ({"messages": [{"role": "assistant", "content": "b"}]}, "messages[0].role"),
+            ({"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}, "messages[1].role"),
             ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
+            (
+                {
+                    "messages": [
+                        {"role": "user", "content": "a"},
+                        {"role": "tool", "content": "b"},
+                        {"role": "user", "content": "c"},
+                    ]
+                },
+                "messages[1].role",
+            ),
+            (
+                {"messages": [{"role": "assistant", "content": None, "tool_calls": [{}]}, {"role": "user", "content": "c"}]},
+                "messages[0].tool_calls",
+            ),
+            (
+                {"messages": [{"role": "assistant", "content": "a", "function_call": {}}, {"role": "user", "content": []}]},
+                "messages[1]",
+            ),
+            (
+                {
+                    "messages": [
+                        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": PNG}]},
+                        {"role": "assistant", "content": "b"},
+                        {"role": "user", "content": "c"},
+                    ]
+                },
+                "messages[0].content[1].image_url",
+            ),
             ({"messages": [{"role": "user"}]}, "messages[0].content"),
             ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
             (
@@ -223,6 +280,15 @@ class TestOllama:
         for one in found:
             msgspec.convert(one, ollama_chat.OllamaWritten)
 
+    def test_what_was_said_before_is_turns(self) -> None:
+        said = [{"role": "system", "content": "short"}, {"role": "user", "content": "one"}]
+        said += [{"role": "assistant", "content": "two", "thinking": "hm"}, {"role": "user", "content": "three"}]
+        stream = ask({"model": MODEL, "messages": said}, ollama_chat.chat)
+        turns = [pb.Turn(role=pb.Turn.ROLE_USER, text="one"), pb.Turn(role=pb.Turn.ROLE_ASSISTANT, text="two")]
+        task = pb.TextTask(instruction="short", turns=turns)
+        assert stream.message == pb.ExtractRequest(model=MODEL, items=[pb.Item(text="three")], text=task)
+        assert stream.renamed("text.turns[1].text") == "messages[2].content"
+
     def test_generate(self) -> None:
         stream = ask({"model": MODEL, "prompt": "hello", "system": "short", "options": {"num_predict": -1}}, ollama_chat.generate)
         assert stream.message == pb.ExtractRequest(
@@ -267,6 +333,13 @@ class TestOllama:
             ({"prompt": "a", "options": {"num_predict": 5000}}, ollama_chat.generate, "options.num_predict"),
             ({"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, ollama_chat.chat, "tools"),
             ({"messages": [{"role": "assistant", "content": "a"}]}, ollama_chat.chat, "messages[0].role"),
+            ({"messages": [{"role": "tool", "content": "a"}]}, ollama_chat.chat, "messages[0].role"),
+            ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, ollama_chat.chat, "messages[0].tool_calls"),
+            (
+                {"messages": [{"role": "user", "content": "a", "images": ["AAAA"]}, {"role": "user", "content": "b"}]},
+                ollama_chat.chat,
+                "messages[0].images[0]",
+            ),
             ({"messages": [{"role": "user", "content": "a", "images": ["!"]}]}, ollama_chat.chat, "messages[0].images[0]"),
         ],
     )

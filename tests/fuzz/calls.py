@@ -76,6 +76,7 @@ def _bases(kind: type[Message]) -> list[Message]:
         pb.EncodeRequest(model=MODEL, items=items),
         pb.ScoreRequest(model=MODEL, query=query, documents=items),
         pb.ExtractRequest(model=MODEL, items=items, classify=pb.ClassifyTask(labels=["a", "b"])),
+        pb.ExtractRequest(model=MODEL, items=items, text=pb.TextTask(turns=[pb.Turn(role=pb.Turn.ROLE_USER, text="a")])),
         models_pb2.GetModelRequest(model=MODEL),
         models_pb2.LoadModelRequest(model=MODEL),
         models_pb2.EvictModelRequest(model=MODEL),

@@ -17,10 +17,12 @@ import torch
 from safetensors.numpy import save
 
 from libs.catalog import read_card
+from libs.catalog.card import Card
 from libs.catalog.checkpoint.adapter import read_adapter
 from libs.catalog.checkpoint.files import parse_json, tensor_entries
 from libs.errors import InvalidInput, ModelBroken
 from libs.models import ClassifyWork, EncodeWork, ScoreWork, Work, load_model
+from libs.models.generation.chat import ChatTemplate, Message
 from libs.models.layers.spec import Config
 from libs.models.text.registry import empty_encoder, names_of
 from libs.models.text.tokenising import bounds
@@ -496,6 +498,12 @@ def _try_template(data: bytes) -> None:
         text = rendered_text(found)
         if "root:" in text or "environ(" in text:
             raise Broken("a template has read what it was not given")
+    card = Card("org/name", "r", "llama", "writer", ("text",), (), 64, template=data.decode("utf-8", "replace"))
+    said = [Message("user", "a", "1"), Message("assistant", "<think>b</think> c", "2"), Message("user", "d", "3")]
+    with suppress(ModelBroken, InvalidInput), tempfile.TemporaryDirectory(dir=_memory()) as folder:
+        _, asked, _ = ChatTemplate(card, Path(folder)).around(said)
+        if asked.strip() != "d":
+            raise Broken("a message is not what was said")
 
 
 # adapters: adapter_config.json

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import transformers
@@ -46,14 +46,21 @@ def _edit(file: Path, values: Mapping[str, object]) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | dict(values)))
 
 
-def reference(model: transformers.PreTrainedModel, directory: Path, text: str, most: int, instruction: str = "") -> str:
-    """What transformers writes about a text."""
+def reference(
+    model: transformers.PreTrainedModel,
+    directory: Path,
+    text: str,
+    most: int,
+    instruction: str = "",
+    turns: Sequence[tuple[str, str]] = (),
+) -> str:
+    """What transformers writes about a text. `turns`: what was said before it, by whom."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     if model.config.is_encoder_decoder:
         ids: Ids = tokenizer(f"{instruction} {text}" if instruction else text, return_tensors="np")["input_ids"][0]
     else:
         messages = [{"role": "system", "content": instruction}] if instruction else []
-        messages.append({"role": "user", "content": text})
+        messages += [{"role": role, "content": said} for role, said in (*turns, ("user", text))]
         prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids = tokenizer(prompt, add_special_tokens=False, return_tensors="np")["input_ids"][0]
     (found,) = written(model, [ids], most)

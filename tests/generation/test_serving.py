@@ -11,7 +11,8 @@ from libs.errors import InputTooLong, InvalidInput, ShoalError, TaskNotSupported
 from libs.models import EncodeWork, ExtractResult, Output, Prepared, Unfinished, WrittenIds
 from libs.models.generation.model import WriterModel
 from libs.models.generation.serving import load_writer_model
-from libs.models.work import TextWork, go_on_anyway
+from libs.models.work import TextWork, Turn, go_on_anyway
+from tests.generation.chat_templates import MISTRAL
 from tests.generation.served import reference, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -54,6 +55,40 @@ def test_texts_are_those_of_transformers(name: str, instruction: str, tmp_path: 
         assert result.items[0].text == reference(theirs, tmp_path, text, work.max_tokens, instruction)
         assert (result.items[0].finish, result.output_tokens) == ("length", work.max_tokens)
     assert (model.writing, model.claimed_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("instruction", ["", "short"])
+def test_conversations_are_those_of_transformers(instruction: str, tmp_path: Path) -> None:
+    theirs = write("qwen3", tmp_path)
+    model = load(tmp_path)
+    turns = (Turn("user", "text"), Turn("assistant", "yes"), Turn("user", "a"), Turn("assistant", "so"))
+    works = [TextWork(TEXTS[:2], max_tokens=20, instruction=instruction, turns=turns[:count]) for count in (0, 2, 3, 4)]
+    jobs = [model.prepare(work, go_on_anyway) for work in works]
+    found = set()
+    for job, own, work in zip(jobs, outputs(model, jobs), works, strict=True):
+        result = model.finish(job, own)
+        assert isinstance(result, ExtractResult)
+        said = [(turn.role, turn.text) for turn in work.turns]
+        wanted = [reference(theirs, tmp_path, text, 20, instruction, said) for text in TEXTS[:2]]
+        assert [item.text for item in result.items] == wanted
+        found.update(wanted)
+    assert len(found) > 4  # the turns are read
+
+
+def test_without_a_system_message_the_users_first_one_begins_with_the_instruction(tmp_path: Path) -> None:
+    write("llama", tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(MISTRAL)
+    model = load(tmp_path)
+    turns = (Turn("user", "a question"), Turn("assistant", "an answer"))
+
+    def prompt(work: TextWork) -> str:
+        (sequence,) = model.prepare(work, go_on_anyway).sequences
+        return model._reader.text(sequence.ids.tolist())
+
+    told = prompt(TextWork(["and then?"], instruction="Be short.", turns=turns))
+    before = (Turn("user", "Be short.\n\na question"), turns[1])
+    assert told == prompt(TextWork(["and then?"], turns=before))
+    assert told != prompt(TextWork(["and then?"], turns=turns))
 
 
 def test_a_stop_token_ends_a_text(tmp_path: Path) -> None:
@@ -115,6 +150,16 @@ REFUSED: dict[str, tuple[TextWork, type[ShoalError], str]] = {
     "too long": (TextWork(["word " * 3000]), InputTooLong, "items[0].text"),
     "no room": (TextWork(["a text"], max_tokens=4096), InputTooLong, "items[0].text"),
     "regions": (TextWork(["a text"], text_kind="ocr_regions"), TaskNotSupported, "text.kind"),
+    "turns and no room": (
+        TextWork(["a"], turns=(Turn("user", "word " * 3000), Turn("assistant", "a"))),
+        InputTooLong,
+        "items[0].text",
+    ),
+    "a turn without text": (
+        TextWork(["a"], turns=(Turn("user", "a"), Turn("assistant", " \n"))),
+        InvalidInput,
+        "text.turns[1].text",
+    ),
     "a region": (TextWork(["a text"], region=(0, 0, 1, 1)), TaskNotSupported, "text.region"),
 }
 
@@ -128,3 +173,10 @@ def test_refuses(name: str, tmp_path: Path) -> None:
     assert caught.value.field == field
     with pytest.raises(TaskNotSupported):
         load(tmp_path).prepare(EncodeWork(["a"]), go_on_anyway)
+
+
+def test_models_without_a_chat_template_read_no_conversations(tmp_path: Path) -> None:
+    write("t5", tmp_path)
+    with pytest.raises(TaskNotSupported) as caught:
+        load(tmp_path).prepare(TextWork(["a"], turns=(Turn("user", "a"),)), go_on_anyway)
+    assert caught.value.field == "text.turns"

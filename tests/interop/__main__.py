@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import shoal
+from shoal.tasks import Turn
 
 from services.edge.aliases import watch_aliases
 from services.edge.app import Edge
@@ -67,6 +68,8 @@ TAGGER: Final = "random/bert-entities"
 WRITER: Final = "random/qwen3-chat"
 SYSTEM, USER, TOKENS = "Be short.", "a text about fish", 30
 """What the writer is asked, by all clients."""
+TURNS: Final[Sequence[Turn]] = (("user", "a text"), ("assistant", "about fish"))
+"""What was said before it, in a conversation."""
 ALIASES: Final = {
     "text-embedding-3-small": {"model": MINILM, "dimensions": 384},
     "embed-english-v3.0": MINILM,
@@ -241,6 +244,7 @@ def wanted_numbers(address: str) -> dict[str, Any]:
         one_class = [client.classify(CLASSIFIER, [text])[0] for text in TEXTS]
         zero_shot = [client.classify(CLASSIFIER, [text], ["fish", "wood"], hypothesis="About {}.")[0] for text in TEXTS]
         written = client.extract(WRITER, [USER], shoal.ReadText(instruction=SYSTEM, max_tokens=TOKENS))
+        conversed = client.extract(WRITER, [USER], shoal.ReadText(instruction=SYSTEM, max_tokens=TOKENS, turns=TURNS))
         tagged = [client.entities(TAGGER, [text])[0] for text in TEXTS]
     assert dense is not None
     assert alone is not None
@@ -257,6 +261,8 @@ def wanted_numbers(address: str) -> dict[str, Any]:
         "tagger": TAGGER,
         "writer": WRITER,
         "asked": {"system": SYSTEM, "user": USER, "tokens": TOKENS},
+        "turns": [{"role": role, "content": text} for role, text in TURNS],
+        "conversed": conversed[0].text,
         "written": written[0].text,
         "written_tokens": written.usage.output_tokens,
         "entities": [[[one.label, one.score, one.start, one.end] for one in result.entities] for result in tagged],

@@ -11,17 +11,19 @@ from typing import Any
 
 import pytest
 import shoal
+import transformers
 
 from services.edge.app import running
 from services.edge.settings import Settings
 from tests.edge.parts import Http, head
 from tests.edge.test_server import until
-from tests.generation.served import write, write_ending
+from tests.generation.chat_templates import GEMMA
+from tests.generation.served import reference, write, write_ending
 from tests.support.cluster import Cluster, lasting_port
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-CHAT, SUMMARY, ENDS = "random/qwen3-chat", "random/t5-writes", "random/qwen3-ends"
+CHAT, SUMMARY, ENDS, GEMMA_CHAT = "random/qwen3-chat", "random/t5-writes", "random/qwen3-ends", "random/llama-as-gemma"
 TEXT = "a text that is to be made shorter"
 CHAT_PATH = "/v1/chat/completions"
 
@@ -30,6 +32,8 @@ CHAT_PATH = "/v1/chat/completions"
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("writers")
     write("qwen3", root / CHAT)
+    write("llama", root / GEMMA_CHAT)
+    (root / GEMMA_CHAT / "chat_template.jinja").write_text(GEMMA)
     write("t5", root / SUMMARY)
     write_ending("qwen3", root / ENDS)
     return root
@@ -75,6 +79,39 @@ async def test_the_text_is_that_of_extract(model: str, most: int, mesh: Cluster)
         assert told[-2]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
         lines = (await http.post("/api/chat", body(model, most, options={"num_predict": most}))).body.splitlines()
         assert "".join(json.loads(line)["message"]["content"] for line in lines) == found[0].text
+
+
+async def test_a_conversation(mesh: Cluster, models: Path) -> None:
+    before = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}]
+    asked = body(CHAT, 40)
+    asked["messages"][1:1] = before
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(models / CHAT)
+    wanted = reference(theirs, models / CHAT, TEXT, 40, "Be short.", [(one["role"], one["content"]) for one in before])
+    async with edge(*mesh.addresses) as http:
+        whole = (await http.post(CHAT_PATH, asked)).json
+        assert whole["choices"][0]["message"]["content"] == wanted
+        assert whole["usage"]["prompt_tokens"] > (await http.post(CHAT_PATH, body(CHAT, 40))).json["usage"]["prompt_tokens"]
+        assert said(events((await http.post(CHAT_PATH, {**asked, "stream": True})).body)) == wanted
+        reply = await http.post("/api/chat", {**asked, "stream": False, "options": {"num_predict": 40}})
+        assert reply.json["message"]["content"] == wanted
+        for content, place in ((" ", 2), ("", 2)):
+            before[1]["content"] = content
+            reply = await http.post(CHAT_PATH, asked)
+            assert (reply.status, reply.json["error"]["param"]) == (400, f"messages[{place}].content")
+        before[1]["content"] = "an answer"
+        reply = await http.post(CHAT_PATH, {**asked, "model": SUMMARY})
+        assert (reply.status, reply.json["error"]["param"]) == (400, "messages")
+
+
+async def test_an_order_of_roles_that_the_template_refuses(mesh: Cluster) -> None:
+    before = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    async with edge(*mesh.addresses) as http:
+        reply = await http.post(CHAT_PATH, {"model": GEMMA_CHAT, "messages": before, "stream": True})
+        assert (reply.status, reply.json["error"]["param"]) == (400, "messages")
+        assert "Conversation roles must alternate" in reply.json["error"]["message"]
+        before.insert(1, {"role": "assistant", "content": "c"})
+        reply = await http.post(CHAT_PATH, {"model": GEMMA_CHAT, "messages": before, "max_tokens": 5})
+        assert reply.status == 200
 
 
 async def test_a_schema_holds_over_http(mesh: Cluster) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import shoal
 from shoal import errors
-from shoal.tasks import Document
+from shoal.tasks import Document, Turn
 from tokenizers import Tokenizer
 
 from libs.models.readers.florence_tasks import TASKS, regions_of
@@ -151,15 +151,30 @@ def test_pages_by_a_schema_are_read_whatever_text_they_have(client: shoal.Client
     for page in found.pages:
         jsonschema.validate(json.loads(page.text), schema)
     only = shoal.ReadText(schema=schema, text_layer="only")
+    turns: list[Turn] = [("user", "a"), ("assistant", "b")]
     for model, task, field in (
         (QWEN, only, "text.text_layer"),
         (LINES, shoal.ReadText(schema=schema), "text.json_schema"),
         (FORMS, shoal.ReadText(schema=schema, instruction="who?"), "text.json_schema"),
         (FLORENCE, shoal.ReadText(schema=schema), "text.json_schema"),
+        (QWEN, shoal.ReadText(turns=turns, text_layer="only"), "text.text_layer"),
+        *((model, shoal.ReadText(turns=turns), "text.turns") for model in (LINES, FORMS, FLORENCE)),
     ):
         with pytest.raises(errors.InvalidInput) as refused:
             client.extract(model, pictures()[:1], task)
         assert refused.value.field == field
+
+
+def test_an_image_in_a_conversation(client: shoal.Client) -> None:
+    image = pictures()[0]
+    turns: list[Turn] = [("user", "hello"), ("assistant", "a word")]
+    alone = client.extract(QWEN, image, shoal.ReadText(max_tokens=20))
+    after = client.extract(QWEN, image, shoal.ReadText(max_tokens=20, turns=turns))
+    assert after.usage.input_tokens > alone.usage.input_tokens
+    assert after[0].text != alone[0].text
+    # Pages are read by the model, whatever text they have.
+    [page] = client.extract(QWEN, [Document(pdfs.document(["a page"], size=(60, 60)))], shoal.ReadText(max_tokens=5, turns=turns))
+    assert not page.pages[0].is_text_layer
 
 
 def test_what_is_wrong_is_told_with_its_path_and_harms_nothing_else(client: shoal.Client) -> None:

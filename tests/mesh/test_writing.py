@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -14,7 +15,7 @@ import pytest
 import shoal
 import transformers
 from shoal import errors
-from shoal.tasks import Document
+from shoal.tasks import Document, Turn
 
 from tests.generation.served import reference, write, write_ending
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
@@ -59,6 +60,21 @@ def test_writes_what_transformers_writes(
     assert [one.finish_reason for one in found] == ["length"] * 3
     assert found.usage.output_tokens == 72
     assert found.usage.input_tokens > 0
+
+
+def test_a_conversation_is_that_of_transformers(
+    client: shoal.Client, models: tuple[Path, dict[str, transformers.PreTrainedModel]]
+) -> None:
+    root, made = models
+    turns: list[Turn] = [("user", "a question"), ("assistant", "an answer")]
+    task = shoal.ReadText(max_tokens=24, instruction="shorten it:", turns=turns)
+    found = client.extract(CHAT, TEXTS, task)
+    assert [one.text for one in found] == [reference(made[CHAT], root / CHAT, text, 24, "shorten it:", turns) for text in TEXTS]
+    alone = client.extract(CHAT, TEXTS, replace(task, turns=()))
+    assert [one.text for one in alone] != [one.text for one in found]
+    with pytest.raises(errors.TaskNotSupported) as caught:
+        client.extract(SUMMARY, TEXTS, task)
+    assert caught.value.field == "text.turns"
 
 
 def test_what_it_cannot_do_is_refused_with_its_path(client: shoal.Client) -> None:

@@ -112,16 +112,26 @@ def _lighton_images() -> transformers.BaseImageProcessor:
 
 
 @torch.inference_mode()
-def written(model: transformers.PreTrainedModel, directory: Path, images: Sequence[bytes], text: str, most: int) -> list[int]:
-    """The new tokens that transformers writes about images and a text after them, of a directory here or of a published one.
+def written(
+    model: transformers.PreTrainedModel,
+    directory: Path,
+    images: Sequence[bytes],
+    text: str,
+    most: int,
+    turns: Sequence[tuple[str, str]] = (),
+) -> list[int]:
+    """The new tokens that transformers writes about images and a text after them, and after what was said before, by whom, of a
+    directory here or of a published one.
 
     transformers' processors want torchvision for videos; their parts for texts and images are put together here.
     """
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     pictures = [Image.fromarray(decode(image, "image")) for image in images]
     content = [*({"type": "image"} for _ in images), {"type": "text", "text": text}]
+    before = [{"role": role, "content": [{"type": "text", "text": said}]} for role, said in turns]
+    messages = [*before, {"role": "user", "content": content}]
     prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": content}], chat_template=_template_of(directory), tokenize=False, add_generation_prompt=True
+        messages, chat_template=_template_of(directory), tokenize=False, add_generation_prompt=True
     )
     inputs = _inputs(model.config, tokenizer, prompt, pictures, directory)
     ids = inputs["input_ids"]

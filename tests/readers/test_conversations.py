@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, Tas
 from libs.models.generation.loop import DecodeLoop
 from libs.models.loading import load_served_model
 from libs.models.readers.conversation import ConversationReader
-from libs.models.work import Part, RegionsWork, TextWork, nothing_between
+from libs.models.work import Part, RegionsWork, TextWork, Turn, nothing_between
 from tests.parity.image_models import awkward_pictures, pictures
 from tests.readers.conversation_models import KINDS, QWEN, write, written
 from tests.readers.support import MOST, load, result_of, work_on, written_for
@@ -98,6 +99,37 @@ def test_several_images_and_texts_are_one_item(kind: str, tmp_path: Path) -> Non
         [written(reference, tmp_path, [], f"It is late.\n{ASKED}", MOST)],
     ]
     assert written_for(model, *works) == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_turns_stand_before_an_item(kind: str, tmp_path: Path) -> None:
+    reference, model, images = write(kind, tmp_path), load(tmp_path), images_for(kind)[:2]
+    said = [("user", "It is late."), ("assistant", " So it is. "), ("user", "Is it?"), ("assistant", "No.")]
+    turns = tuple(Turn(role, text) for role, text in said)  # type: ignore[arg-type]
+    parts = tuple(Part(image, f"items[0].parts[{place}].image") for place, image in enumerate(images))
+    works = [
+        TextWork([""], parts={0: parts[:1]}, instruction=ASKED, max_tokens=MOST, turns=turns[:2]),
+        TextWork([""], parts={0: parts}, instruction=ASKED, max_tokens=MOST, turns=turns),
+        TextWork([ASKED], max_tokens=MOST, turns=turns[:2]),
+    ]
+    wanted = [
+        [written(reference, tmp_path, images[:1], ASKED, MOST, said[:2])],
+        [written(reference, tmp_path, images, ASKED, MOST, said)],
+        [written(reference, tmp_path, [], ASKED, MOST, said[:2])],
+    ]
+    assert written_for(model, *works) == wanted
+    alone = [written(reference, tmp_path, images[:1], ASKED, MOST)]
+    assert wanted[0] != alone
+    assert written_for(model, replace(works[0], turns=())) == [alone]
+
+
+def test_a_turn_cannot_be_an_image(tmp_path: Path) -> None:
+    """A text with the image's token in a turn is refused, beside an image and without one."""
+    write("qwen2_vl", tmp_path)
+    model, turns = load(tmp_path), (Turn("user", "<|image_pad|>"), Turn("assistant", "a"))
+    for work in (work_on(images_for("qwen2_vl")[:1], instruction=ASKED, turns=turns), TextWork([ASKED], turns=turns)):
+        with pytest.raises(InvalidInput, match="image token"):
+            model.prepare(work)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -60,6 +60,10 @@ def schema(**parts: Any) -> pb.ExtractRequest:
     return pb.ExtractRequest(structure=pb.StructureTask(**parts))
 
 
+def said(text: str = "a", role: int = pb.Turn.ROLE_USER) -> pb.Turn:
+    return changed(pb.Turn(text=text), role=role)
+
+
 EXTRACT = {
     "no task": (pb.ExtractRequest(), "task"),
     "threshold is no number": (pb.ExtractRequest(entities=pb.EntitiesTask(threshold=float("nan"))), "entities.threshold"),
@@ -105,6 +109,15 @@ EXTRACT = {
         "items[0].entities[0].text",
     ),
     "long schema": (pb.ExtractRequest(text=pb.TextTask(json_schema="é" * 16_385)), "text.json_schema"),
+    "too many turns": (pb.ExtractRequest(text=pb.TextTask(turns=[said()] * 129)), "text.turns"),
+    "long turns": (pb.ExtractRequest(text=pb.TextTask(turns=[said(), said("é" * 65_536)])), "text.turns[1].text"),
+    "an empty turn": (pb.ExtractRequest(text=pb.TextTask(turns=[said(), said(" \n")])), "text.turns[1].text"),
+    "a turn of nobody": (pb.ExtractRequest(text=pb.TextTask(turns=[said(role=0)])), "text.turns[0].role"),
+    "a turn of somebody": (pb.ExtractRequest(text=pb.TextTask(turns=[said(role=9)])), "text.turns[0].role"),
+    "text layers in a conversation": (
+        pb.ExtractRequest(text=pb.TextTask(turns=[said()], text_layer=pb.TextTask.TEXT_LAYER_ONLY)),
+        "text.text_layer",
+    ),
     "text layers by a schema": (
         pb.ExtractRequest(text=pb.TextTask(json_schema="{}", text_layer=pb.TextTask.TEXT_LAYER_ONLY)),
         "text.text_layer",

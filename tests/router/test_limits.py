@@ -141,6 +141,20 @@ def test_labels_count_as_often_as_they_are_read() -> None:
     assert check_extract(request, infers).times == 1, "its own classes need one forward"
 
 
+def test_what_stands_before_each_text_counts_for_each() -> None:
+    turns = [pb.Turn(role=pb.Turn.ROLE_USER, text="東京"), pb.Turn(role=pb.Turn.ROLE_ASSISTANT, text="a" * 994)]
+    task = pb.TextTask(instruction="b" * 1000, turns=turns, json_schema="{}")
+    request = pb.ExtractRequest(model=MODEL, items=[pb.Item(text="abc")] * 3, text=task)
+    sizes = check_extract(request, card(tasks=[models_pb2.TASK_TEXT]))
+    assert (sizes.each, sizes.once, sizes.read) == (2000, 2, [5 + 2000] * 3)
+    known = models_pb2.ModelCard(tokens_per_byte=0.25)
+    assert admission.price(sizes, known, pb.TRUNCATION_END) == ([503] * 3, 0)
+    task.turns[1].text = "a" * 65_000
+    request = pb.ExtractRequest(model=MODEL, items=[pb.Item(text="abc")] * 5000, text=task)
+    with pytest.raises(InvalidInput, match="send at most 4,"):
+        check_extract(request, None)
+
+
 def test_the_price_of_an_item_grows_with_what_is_cut_off_and_with_its_sequences() -> None:
     known = models_pb2.ModelCard(tokens_per_byte=0.25, max_tokens=512)
     (short, long, longest), _ = admission.price(Sizes([2000, 10_000, 4 << 20]), known, pb.TRUNCATION_END)

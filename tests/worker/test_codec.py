@@ -38,6 +38,7 @@ from libs.models import (
     StructureWork,
 )
 from libs.models.results import Classification, Field, Structure, Value
+from libs.models.work import TextWork, Turn
 from services.worker.mesh import codec
 from services.worker.mesh.codec import Timings
 
@@ -105,6 +106,12 @@ def test_regions() -> None:
     assert told == pb.Extraction(regions=[pb.Region(left=1, top=2, right=3, bottom=4, label="cat", score=0.5)])
 
 
+def test_turns() -> None:
+    turns = [pb.Turn(role=pb.Turn.ROLE_USER, text="a"), pb.Turn(role=pb.Turn.ROLE_ASSISTANT, text="b")]
+    request = pb.ExtractRequest(items=[item("c")], text=pb.TextTask(turns=turns))
+    assert codec.to_work(worker_pb2.Job(extract=request)) == TextWork(["c"], turns=(Turn("user", "a"), Turn("assistant", "b")))
+
+
 def test_items_of_parts() -> None:
     """A text alone is a text however it is written; other items keep their parts, in order."""
     shown = pb.Image(data=b"png")
@@ -154,6 +161,11 @@ def test_cards_of_models_of_images() -> None:
         (worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a")], role=99)), InvalidInput, "role"),  # type: ignore[arg-type]
         (worker_pb2.Job(extract=pb.ExtractRequest(items=[item("a")])), InvalidInput, "task"),
         (worker_pb2.Job(extract=pb.ExtractRequest(text=pb.TextTask(text_layer=99))), InvalidInput, "text.text_layer"),  # type: ignore[arg-type]
+        (
+            worker_pb2.Job(extract=pb.ExtractRequest(text=pb.TextTask(turns=[pb.Turn(text="a")]))),
+            InvalidInput,
+            "text.turns[0].role",
+        ),
     ],
 )
 def test_work_that_cannot_be(job: worker_pb2.Job, error: type[ShoalError], field: str) -> None:

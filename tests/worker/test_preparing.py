@@ -198,6 +198,10 @@ def test_what_all_items_have_in_common_is_read_with_each() -> None:
     task = inference_pb2.ClassifyTask(labels=["ab", "cd"], hypothesis="it is {}")
     classify = worker_pb2.Job(extract=inference_pb2.ExtractRequest(items=[inference_pb2.Item(text="t")] * 3, classify=task))
     assert read_bytes(classify, 100) == 100 + 2 * (4 + 2 * 8)
+    turns = [inference_pb2.Turn(role=inference_pb2.Turn.ROLE_USER, text="abcd")] * 2
+    text = inference_pb2.TextTask(instruction="it", turns=turns)
+    written = worker_pb2.Job(extract=inference_pb2.ExtractRequest(items=[inference_pb2.Item(text="t")] * 3, text=text))
+    assert read_bytes(written, 100) == 100 + 2 * (2 + 2 * 4)
     assert read_bytes(worker_pb2.Job(), 7) == 7
 
 

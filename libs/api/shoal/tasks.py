@@ -74,6 +74,8 @@ Priority = Literal["interactive", "bulk"]
 Scale = Literal["logit", "probability"]
 # What happens to an item that is empty, too long (truncation "none") or not a text: the call fails, or the item is skipped.
 OnInvalid = Literal["raise", "skip"]
+# What was said before, by the user or the model: ("user", "Who was Ada?"), ("assistant", "A mathematician.").
+Turn: TypeAlias = tuple[Literal["user", "assistant"], str]
 # What to do with the text that a document's pages have already.
 TextLayer = Literal["prefer", "only", "never"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
@@ -138,6 +140,9 @@ class ReadText:
 
     `schema`: each answer is JSON of this JSON Schema of an object, as a dict (such as pydantic's `model_json_schema()`) or as JSON;
     `form` of an answer is what it says. Models with a chat template follow one; tell the model in `instruction` what is asked.
+
+    `turns`: what was said before each item, which is the user's next message: `[("user", "Who was Ada?"), ("assistant", "A
+    mathematician.")]`. For models with a chat template.
     """
 
     kind: Literal["caption", "detailed_caption", "ocr", "ocr_regions"] = "caption"
@@ -146,6 +151,7 @@ class ReadText:
     instruction: str = ""
     region: tuple[float, float, float, float] | None = None
     schema: Mapping[str, object] | str | None = None
+    turns: Sequence[Turn] = ()
 
 
 Task = Entities | Classify | Relations | Regions | ReadText | Schema

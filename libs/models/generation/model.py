@@ -274,6 +274,9 @@ def _items(work: TextWork, go_on: GoOn) -> tuple[tuple[_Item, ...], list[Parts]]
     """
     if work.json_schema and work.text_layer == "only":
         raise InvalidInput("a text layer is no JSON of a schema: let the model read the pages", field="text.text_layer")
+    if work.turns and work.text_layer == "only":
+        raise InvalidInput("a text layer is no answer in a conversation: let the model read the pages", field="text.text_layer")
+    asks_model = work.text_layer == "never" or bool(work.json_schema) or bool(work.turns)
     items: list[_Item] = []
     asked: list[Parts] = []
     for parts in items_as_parts(work):
@@ -289,7 +292,7 @@ def _items(work: TextWork, go_on: GoOn) -> tuple[tuple[_Item, ...], list[Parts]]
             if not isinstance(page, Page):
                 raise InvalidInput("an item with a document has no other parts: send them as items", field=part.field)
             lengths[page.document.key] = page.document.length
-            layer = "" if work.text_layer == "never" or work.json_schema else page.text(part.field)
+            layer = "" if asks_model else page.text(part.field)
             if layer.strip() or work.text_layer == "only":
                 texts.append(PageText(page.number, layer, bool(layer.strip())))
             else:

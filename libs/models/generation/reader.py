@@ -41,6 +41,13 @@ def refuse_schema(work: WriteWork, card: Card) -> None:
         )
 
 
+def refuse_turns(work: WriteWork, card: Card) -> None:
+    """For models that read no conversations of several turns. Raises TaskNotSupported."""
+    if isinstance(work, TextWork) and work.turns:
+        message = f"{card.model} reads one message: conversations are for models with a chat template"
+        raise TaskNotSupported(message, field="text.turns")
+
+
 def extraction(work: WriteWork, text: str, finish: Literal["stop", "length"]) -> Extraction:
     """An answer, with what it says where it is JSON. Raises InvalidInput for one whose grammar could not be followed to its end."""
     form = form_of(text, finish) if isinstance(work, TextWork) and work.json_schema else None

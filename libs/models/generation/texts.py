@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -10,9 +11,9 @@ from tokenizers import Tokenizer
 
 from libs.catalog.card import Card
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
-from libs.models.generation.chat import ChatPrompt
+from libs.models.generation.chat import ChatTemplate, Message
 from libs.models.generation.grammars import Grammars
-from libs.models.generation.reader import Asked, extraction, refuse_schema
+from libs.models.generation.reader import Asked, extraction, refuse_schema, refuse_turns
 from libs.models.generation.sequences import Request
 from libs.models.generation.writer import Writer
 from libs.models.results import ExtractResult
@@ -25,7 +26,8 @@ _INCOMPLETE: Final = "�"
 
 
 class TextReader:
-    """Writes about texts. An instruction is the system's message, or a line before the text where there is no place for one."""
+    """Writes about texts. An instruction is the system's message, or a paragraph before the user's first one where there is no
+    place for it. Turns stand before each text."""
 
     def __init__(self, card: Card, writer: Writer, root: Path, tokenizer: Tokenizer) -> None:
         """`root`: where the tokenizer's files are. Raises ModelBroken for a chat template that cannot be used."""
@@ -33,10 +35,7 @@ class TextReader:
         self._card, self._tokenizer = card, tokenizer
         self._text = TextProcessor(tokenizer, limit=card.max_tokens, segments=False)
         self._grammars = Grammars(tokenizer, writer.settings.vocabulary or writer.vocabulary, writer.settings.stops)
-        self._plain: ChatPrompt | None = None
-        self._instructed: ChatPrompt | None = None
-        if card.template:
-            self._plain, self._instructed = ChatPrompt.of(card, root)
+        self._chat = ChatTemplate(card, root) if card.template else None
 
     def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
         """As `Reader.prepare`; `input` of a sequence is `Asked`."""
@@ -48,6 +47,8 @@ class TextReader:
             raise TaskNotSupported(f"{self._card.model} reads texts, and no images", field="text.kind")
         if self.writer.encoder is not None:  # their vocabularies often lack the characters of JSON
             refuse_schema(work, self._card)
+        if self._chat is None:
+            refuse_turns(work, self._card)
         asked = Asked(work.max_tokens, self._grammars.of(work.json_schema))
         found: list[InputSequence] = []
         for parts in items_as_parts(work):
@@ -60,7 +61,7 @@ class TextReader:
             text, field = "\n".join(texts), parts[0].field
             if not text.strip():
                 raise InvalidInput("there is no text to write about", field=field)
-            ids = self._ids(text, work.instruction, go_on)
+            ids = self._ids(text, field, work, go_on)
             longest = self._longest(work.max_tokens)
             if len(ids) > longest:
                 message = f"the text has more than {max(longest, 0):,} tokens with its prompt, which leaves no room for the answer"
@@ -87,22 +88,28 @@ class TextReader:
         items = [extraction(work, text, each.finish) for text, each in zip(texts, written, strict=True)]
         return ExtractResult(items, sum(len(each.ids) for each in written))
 
-    def _ids(self, text: str, instruction: str, go_on: GoOn) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
-        """The prompt's ids, or one more than the limit of them."""
-        if self._plain is None:
-            whole = f"{instruction} {text}" if instruction else text
+    def _ids(self, text: str, field: str, work: TextWork, go_on: GoOn) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+        """The prompt's ids, or one more than the limit of them. `field`: the text's path."""
+        if self._chat is None:
+            whole = f"{work.instruction} {text}" if work.instruction else text
             (part,) = self._text.encode([whole], "end", lambda _: "", limit=self._text.limit + 1, go_on=go_on)
             return part.ids
-        prompt = self._plain
-        if instruction and self._instructed is not None:
-            prompt = self._instructed
-        elif instruction:
-            text = f"{instruction}\n\n{text}"
-        before, after = prompt.around(instruction)
-        given = text.strip() if prompt.strips else text
+        before, given, after = self._chat.around(_messages(text, field, work, has_system=self._chat.has_system))
         ((ids, is_whole),) = self._text.encode_plain([given], "end", go_on, before=before, after=after)
         return ids if is_whole else np.zeros(self._text.limit + 1, np.int32)
 
     def _longest(self, most: int) -> int:
         """The longest prompt, or input of the encoder. A causal model's answer needs positions after it."""
         return self._card.max_tokens if self.writer.encoder is not None else self._card.max_tokens - max(most, 1)
+
+
+def _messages(text: str, field: str, work: TextWork, *, has_system: bool) -> list[Message]:
+    """The conversation that ends with a text."""
+    turns = [Message(turn.role, turn.text, f"text.turns[{number}].text") for number, turn in enumerate(work.turns)]
+    said = [*turns, Message("user", text, field)]
+    if not work.instruction:
+        return said
+    if has_system:
+        return [Message("system", work.instruction, "text.instruction"), *said]
+    first = next(number for number, message in enumerate(said) if message.role == "user")
+    return [*said[:first], replace(said[first], text=f"{work.instruction}\n\n{said[first].text}"), *said[first + 1 :]]

@@ -5,7 +5,7 @@ Their tower, connector and text encoder are those of retrieval (`libs/models/ima
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -17,15 +17,16 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card, ImageSize
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
 from libs.kernels.layout import to_device
+from libs.models.generation.chat import ChatTemplate, Message
 from libs.models.generation.grammars import Grammars
-from libs.models.generation.reader import Asked, extraction
+from libs.models.generation.reader import Asked, extraction, refuse_turns
 from libs.models.generation.sequences import Request
 from libs.models.generation.settings import Settings
 from libs.models.generation.writer import LanguageHead, Writer
 from libs.models.images.vlm import smart, tiles
 from libs.models.images.vlm.families import glm, lighton, paddleocr
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
-from libs.models.images.vlm.parts import Frame, Prompts
+from libs.models.images.vlm.parts import Frame, PartsInput, Prompts
 from libs.models.images.vlm.serving import image_size
 from libs.models.images.vlm.tower import ImageTower
 from libs.models.layers.encoder import PackedEncoder
@@ -36,7 +37,7 @@ from libs.models.text.checks import unsupported
 from libs.models.text.tokenising.chat import rendered, rendered_text, special_tokens
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
-from libs.models.work import Between, GoOn, InputSequence, Part, TextWork, WriteWork, WrittenIds, items_as_parts
+from libs.models.work import Between, GoOn, InputSequence, Part, TextWork, Turn, WriteWork, WrittenIds, items_as_parts
 
 LONGEST: Final = 8192
 """Tokens of a prompt and its answer together."""
@@ -66,10 +67,13 @@ _PLAIN: Final = "A <b>text</b>,\n  in \\lines\\ " + "and more " * 300 + "end"
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """How a chat template frames one message of a user. `strips`: it takes away the space around texts."""
+    """How a chat template frames one message of a user. `strips`: it takes away the space around texts. `mark`: what stands for an
+    image. `template`: of conversations with turns; None: it takes none."""
 
     prompts: Prompts
     strips: bool
+    mark: str
+    template: ChatTemplate | None
 
     @staticmethod
     def of(card: Card, root: Path, mark: str) -> Conversation:
@@ -90,7 +94,24 @@ class Conversation:
         first, _, lead = before.partition(mark)
         words = Frame(plain, plain_after)
         strips = found[2] != found[0].replace(_TEXT, texts[2])
-        return Conversation(Prompts(Frame(first, after), words, words, lead=lead), strips)
+        try:
+            template = ChatTemplate(replace(card, message_parts=True), root)
+        except ModelBroken:  # stricter than this
+            template = None
+        return Conversation(Prompts(Frame(first, after), words, words, lead=lead), strips, mark, template)
+
+    def after(self, turns: Sequence[Turn], last: Message, *, with_image: bool) -> Prompts:
+        """The frames of a message after these turns, by whether it has an image. Raises InvalidInput as `ChatTemplate.around`."""
+        if self.template is None:
+            raise TypeError("turns are refused before")
+        said = [Message(turn.role, turn.text, f"text.turns[{number}].text") for number, turn in enumerate(turns)]
+        before, _, after = self.template.around([*said, last], with_image=with_image)
+        if not with_image:
+            return replace(self.prompts, texts=Frame(before, after), queries=Frame(before, after))
+        first, mark, lead = before.rpartition(self.mark)
+        if not mark or lead != self.prompts.lead:
+            raise InvalidInput("the model's chat template has no place for an image in such a conversation", field="text.turns")
+        return replace(self.prompts, images=Frame(first, after))
 
 
 def _around(renderings: list[str]) -> tuple[str, str]:
@@ -146,14 +167,15 @@ def _head(directory: Path, config: Config, encoder: PackedEncoder, dtype: torch.
 
 
 class ConversationReader:
-    """Implements `Reader`. An item's images and texts are in their order, and what is asked about them comes last."""
+    """Implements `Reader`. An item's images and texts are in their order, and what is asked about them comes last; turns stand
+    before each item."""
 
     def __init__(self, card: Card, model: ConversationModel) -> None:
         self.writer = model.writer
         self._card, self._input, self._tokenizer = card, model.parts.input, model.tokenizer
         settings = model.writer.settings
         self._grammars = Grammars(model.tokenizer, settings.vocabulary or model.writer.vocabulary, settings.stops)
-        self._strips = model.conversation.strips
+        self._conversation = model.conversation
         self._skips = model.tokenizer.token_to_id(_DOCTAG) is None  # the tags of SmolDocling are special tokens
 
     def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
@@ -164,11 +186,14 @@ class ConversationReader:
             raise TaskNotSupported(f"{self._card.model} reads whole images", field="text.region")
         if work.text_kind == "ocr_regions":
             raise TaskNotSupported(f"{self._card.model} finds no regions", field="text.kind")
+        if self._conversation.template is None:
+            refuse_turns(work, self._card)
         found, asked = [], Asked(work.max_tokens, self._grammars.of(work.json_schema))
         for item in items_as_parts(work):
             go_on()
             path = item[0].field if len(item) == 1 else item[0].field.rpartition(".parts")[0]
-            sequence = self._input.of_parts(self._asked(item, work), path, go_on=go_on)
+            parts = self._asked(item, work)
+            sequence = self._input_of(parts, path, work).of_parts(parts, path, go_on=go_on)
             longest = self.writer.max_positions - max(work.max_tokens, 1)
             if sequence.tokens > longest:
                 most = f"{self.writer.max_positions:,} for it and the answer"
@@ -230,4 +255,12 @@ class ConversationReader:
         return parts if not asked else [*parts, Part(f"\n{asked}" if has_text else asked, FIELD)]
 
     def _stripped(self, part: Part) -> Part:
-        return replace(part, content=part.content.strip()) if self._strips and isinstance(part.content, str) else part
+        strips = self._conversation.strips
+        return replace(part, content=part.content.strip()) if strips and isinstance(part.content, str) else part
+
+    def _input_of(self, parts: Sequence[Part], field: str, work: TextWork) -> PartsInput:
+        if not work.turns:
+            return self._input
+        texts = [part.content for part in parts if isinstance(part.content, str)]
+        last = Message("user", "".join(texts), field)
+        return replace(self._input, prompts=self._conversation.after(work.turns, last, with_image=len(texts) < len(parts)))

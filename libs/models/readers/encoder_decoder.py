@@ -20,7 +20,7 @@ from libs.errors import InputTooLong, ModelBroken, TaskNotSupported
 from libs.models import weights
 from libs.models.generation.families import bart
 from libs.models.generation.grammars import fits
-from libs.models.generation.reader import refuse_schema
+from libs.models.generation.reader import refuse_schema, refuse_turns
 from libs.models.generation.sequences import Request
 from libs.models.generation.settings import Settings
 from libs.models.generation.writer import Writer
@@ -233,6 +233,7 @@ class EncoderDecoderReader:
         if not isinstance(work, TextWork):
             raise unsupported(work, self._card)
         refuse_schema(work, self._card)
+        refuse_turns(work, self._card)
         if work.region is not None:
             raise TaskNotSupported(f"{self._card.model} reads whole images", field="text.region")
         if work.text_kind == "ocr_regions":

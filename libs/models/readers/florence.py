@@ -16,7 +16,7 @@ from libs.catalog.card import Card, ImageSize
 from libs.catalog.checkpoint.files import read_config
 from libs.errors import InputTooLong, ModelBroken
 from libs.models.generation.families import bart
-from libs.models.generation.reader import refuse_schema
+from libs.models.generation.reader import refuse_schema, refuse_turns
 from libs.models.generation.rules import Ids
 from libs.models.generation.sequences import Request
 from libs.models.generation.settings import Settings
@@ -203,6 +203,7 @@ class FlorenceReader:
 
     def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
         refuse_schema(work, self._card)
+        refuse_turns(work, self._card)
         found: list[InputSequence] = []
         notes: list[_Asked] = []
         for item, parts in enumerate(items_as_parts(work)):

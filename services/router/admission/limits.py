@@ -116,6 +116,9 @@ INSTRUCTION: Final = Limit(
 """The longest that a model's card names has 600 characters; few-shot examples may stand in one."""
 JSON_SCHEMA: Final = Limit("a JSON Schema of answers (the worker has more limits)", ("TextTask.json_schema",), 32 * KIB, BYTES)
 """The worker's own (libs/models/generation/grammars/schemas.py)."""
+TURNS: Final = Limit("turns before an item", ("TextTask.turns",), 128, ENTRIES)
+TURNS_TEXT: Final = Limit("the texts of all turns", ("Turn.text",), 65_536, CHARACTERS)
+"""Models that write have at most 8,192 tokens for a prompt and its answer."""
 POOLING: Final = Limit("how many times fewer vectors an item is pooled to", ("EncodeRequest.pooling_factor",), 64, "times")
 HYPOTHESIS: Final = Limit("a hypothesis", ("ClassifyTask.hypothesis",), 1024, CHARACTERS)
 PLACES: Final = Limit("places for the label in a hypothesis", ("ClassifyTask.hypothesis",), 8, "places")
@@ -198,6 +201,8 @@ ALL: Final = (
     QUERY,
     INSTRUCTION,
     JSON_SCHEMA,
+    TURNS,
+    TURNS_TEXT,
     POOLING,
     HYPOTHESIS,
     PLACES,

@@ -168,7 +168,9 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     else:
         _check_answered(len(items.sizes), sum(limits.SCORE_BYTES + _utf8(label) for label in repeated), task)
     sizes = _with_labels(items.sizes, task, labels, request.classify.hypothesis, card)
-    sizes = replace(sizes, once=sizes.once + _utf8(request.text.json_schema))
+    if task == "text":
+        before_each = _utf8(request.text.instruction) + sum(_utf8(turn.text) for turn in request.text.turns)
+        sizes = replace(sizes, each=before_each, once=_utf8(request.text.json_schema))
     return _readable(replace(sizes, pictures=items.pictures, once_pictures=shared), "items")
 
 
@@ -401,7 +403,8 @@ def _check_document(document: pb.Document, path: str, card: Card | None, files: 
 def _gives_text_layers(request: pb.ExtractRequest, card: Card) -> bool:
     """Whether the request is for text, and a model without that task may have an answer: the text layer of pages."""
     is_asked = request.WhichOneof("task") == "text" and request.text.text_layer != pb.TextTask.TEXT_LAYER_NEVER
-    return is_asked and not request.text.json_schema and models_pb2.INPUT_KIND_DOCUMENT in card.inputs
+    is_written = bool(request.text.json_schema) or bool(request.text.turns)
+    return is_asked and not is_written and models_pb2.INPUT_KIND_DOCUMENT in card.inputs
 
 
 def _layers_alone(item: Pictures) -> Pictures:
@@ -505,9 +508,26 @@ def _check_text(task: pb.TextTask) -> None:
     limits.JSON_SCHEMA.check(_utf8(task.json_schema), "text.json_schema")
     layers_alone = bool(task.json_schema) and task.text_layer == pb.TextTask.TEXT_LAYER_ONLY
     _refuse(layers_alone, "a text layer is no JSON of a schema: let the model read the pages", "text.text_layer")
+    _check_turns(task)
     edges = (task.region.left, task.region.top, task.region.right, task.region.bottom)
     is_box = all(map(math.isfinite, edges)) and 0 <= edges[0] < edges[2] and 0 <= edges[1] < edges[3]
     _refuse(task.HasField("region") and not is_box, "text.region needs 0 <= left < right and 0 <= top < bottom", "text.region")
+
+
+def _check_turns(task: pb.TextTask) -> None:
+    if not task.turns:
+        return
+    limits.TURNS.check(len(task.turns), "text.turns")
+    layers_alone = task.text_layer == pb.TextTask.TEXT_LAYER_ONLY
+    _refuse(layers_alone, "a text layer is no answer in a conversation: let the model read the pages", "text.text_layer")
+    characters = 0
+    for index, turn in enumerate(task.turns):
+        path = f"text.turns[{index}]"
+        _check_enum(turn.role, pb.Turn.Role, f"{path}.role")
+        _refuse(turn.role == pb.Turn.ROLE_UNSPECIFIED, f"{path}.role must be ROLE_USER or ROLE_ASSISTANT", f"{path}.role")
+        characters += len(turn.text)
+        limits.TURNS_TEXT.check(characters, f"{path}.text")
+        _refuse(not turn.text.strip(), f"{path}.text is empty", f"{path}.text")
 
 
 def _check_labels(labels: Sequence[str], field: str, card: Card | None, *, required: bool = False) -> Sequence[str]:

@@ -236,7 +236,7 @@ class Preparation:
 
 def read_bytes(job: worker_pb2.Job, payload_bytes: int) -> int:
     """The bytes that preparing the job reads: its payload, and for each further item what is repeated with every item (labels,
-    query, instruction)."""
+    query, instruction, turns)."""
     items, shared = 1, 0
     match job.WhichOneof("operation"):
         case "encode":
@@ -244,8 +244,9 @@ def read_bytes(job: worker_pb2.Job, payload_bytes: int) -> int:
         case "score":
             items, shared = len(job.score.documents), len(job.score.query.text) + len(job.score.instruction)
         case "extract":
-            task = job.extract.classify
+            task, text = job.extract.classify, job.extract.text
             items, shared = len(job.extract.items), sum(map(len, task.labels)) + len(task.hypothesis) * len(task.labels)
+            shared += len(text.instruction) + sum(len(turn.text) for turn in text.turns)
     return payload_bytes + max(0, items - 1) * shared
 
 

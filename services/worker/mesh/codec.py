@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 import numpy as np
 from google.protobuf import json_format, struct_pb2
@@ -50,7 +50,7 @@ from libs.models import (
 )
 from libs.models.documents import DocumentFile
 from libs.models.results import Field
-from libs.models.work import TextKind, TextLayer, TextWork
+from libs.models.work import TextKind, TextLayer, TextWork, Turn
 from libs.versions import WIRE_VERSION
 
 _Word = TypeVar("_Word")
@@ -127,6 +127,10 @@ _TEXT_LAYERS: dict[int, TextLayer] = {
     inference_pb2.TextTask.TEXT_LAYER_PREFER: "prefer",
     inference_pb2.TextTask.TEXT_LAYER_ONLY: "only",
     inference_pb2.TextTask.TEXT_LAYER_NEVER: "never",
+}
+_SPEAKERS: dict[int, Literal["user", "assistant"]] = {
+    inference_pb2.Turn.ROLE_USER: "user",
+    inference_pb2.Turn.ROLE_ASSISTANT: "assistant",
 }
 _FINISHES: dict[str, inference_pb2.FinishReason] = {
     "": inference_pb2.FINISH_REASON_UNSPECIFIED,
@@ -367,6 +371,7 @@ def _extract_work(
                 region=_edges(request.text.region) if request.text.HasField("region") else None,
                 parts=parts,
                 json_schema=request.text.json_schema,
+                turns=tuple(_turn(turn, f"text.turns[{index}]") for index, turn in enumerate(request.text.turns)),
             )
         case "structure":
             return StructureWork(_texts(request.items, "items"), _schema(request.structure), truncation)
@@ -374,6 +379,10 @@ def _extract_work(
             raise InvalidInput("no task is set", field="task")
         case task:
             raise TaskNotSupported(f"this worker has no models for the task {task}", field=task)
+
+
+def _turn(turn: inference_pb2.Turn, field: str) -> Turn:
+    return Turn(_word(_SPEAKERS, turn.role, f"{field}.role"), turn.text)
 
 
 def _edges(region: inference_pb2.Box) -> tuple[float, float, float, float]:

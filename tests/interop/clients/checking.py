@@ -31,6 +31,8 @@ WRITER: str = EXPECTED["writer"]
 SYSTEM, USER, TOKENS = (EXPECTED["asked"][name] for name in ("system", "user", "tokens"))
 WRITTEN: str = EXPECTED["written"]
 MESSAGES = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": USER}]
+CONVERSATION = [MESSAGES[0], *EXPECTED["turns"], MESSAGES[1]]
+CONVERSED: str = EXPECTED["conversed"]
 WAITED = "(told to wait)"
 """The end of such calls' names: somebody has counted that at least one try was answered by 429."""
 TRIES = 10
@@ -73,6 +75,11 @@ def answered(answer: object) -> None:
 def is_written(text: str | None) -> None:
     """The text is that of shoal.Client."""
     assert text == WRITTEN, f"{text!r}, not {WRITTEN!r}"
+
+
+def is_conversed(text: str | None) -> None:
+    """The answer to CONVERSATION is that of shoal.Client."""
+    assert text == CONVERSED != WRITTEN, f"{text!r}, not {CONVERSED!r}"
 
 
 def refused(kind: type[Exception], call: Callable[[], object], *attributes: tuple[str, object]) -> None:

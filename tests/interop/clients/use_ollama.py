@@ -6,6 +6,7 @@ import ollama
 from checking import (
     ALONE,
     BASE,
+    CONVERSATION,
     LIMITED,
     MESSAGES,
     MODEL,
@@ -19,6 +20,7 @@ from checking import (
     answered,
     check,
     distance,
+    is_conversed,
     is_told,
     is_written,
     refused,
@@ -52,6 +54,10 @@ def chat() -> None:
     assert (last.done, last.done_reason) == (True, "length")
 
 
+def conversation() -> None:
+    is_conversed(client.chat(model=WRITER, messages=CONVERSATION, options={"num_predict": TOKENS}).message.content)
+
+
 def generate() -> None:
     options = {"num_predict": TOKENS}
     is_written(client.generate(model=WRITER, prompt=USER, system=SYSTEM, options=options).response)
@@ -78,6 +84,7 @@ check("embeddings", lambda: distance([client.embeddings(model=MODEL, prompt=TEXT
 check("list, ps", listed)
 check("show", shown)
 check("chat, stream", chat)
+check("chat, a conversation", conversation)
 check("generate, stream; show", generate)
 check("errors", errors)
 check("AsyncClient.embed", asynchronous)

@@ -8,6 +8,7 @@ import openai
 from checking import (
     ALONE,
     BASE,
+    CONVERSATION,
     EXPECTED,
     LIMITED,
     MESSAGES,
@@ -20,6 +21,7 @@ from checking import (
     answered,
     check,
     distance,
+    is_conversed,
     is_written,
     refused,
     waits,
@@ -120,13 +122,20 @@ def chat_at_once() -> None:
         is_written(text)
 
 
+def conversation() -> None:
+    asked = {"model": WRITER, "messages": CONVERSATION, "max_tokens": TOKENS}
+    is_conversed(client.chat.completions.create(**asked).choices[0].message.content)
+    events = client.chat.completions.create(**asked, stream=True)
+    is_conversed("".join(event.choices[0].delta.content or "" for event in events))
+
+
 def chat_errors() -> None:
     def ask(**more: object) -> object:
         return client.chat.completions.create(**({"model": WRITER, "messages": MESSAGES} | more))
 
     refused(openai.NotFoundError, lambda: ask(model="gpt-4o", stream=True), ("code", "model_not_found"))
     refused(openai.BadRequestError, lambda: ask(model=MODEL), ("code", "model_not_supported"))
-    refused(openai.BadRequestError, lambda: ask(messages=[*MESSAGES, MESSAGES[-1]]), ("param", "messages[2].role"))
+    refused(openai.BadRequestError, lambda: ask(messages=CONVERSATION[:-1]), ("param", "messages[2].role"))
     refused(openai.BadRequestError, lambda: ask(n=2), ("param", "n"))
 
 
@@ -142,6 +151,7 @@ check("errors", errors)
 check("chat.completions", chat)
 check("chat.completions, stream", chat_stream)
 check("chat.completions, six streams at once (AsyncOpenAI)", chat_at_once)
+check("chat.completions, a conversation", conversation)
 check("chat.completions, errors", chat_errors)
 check(f"embeddings {WAITED}", lambda: waits(slow))
 check(f"RateLimitError with max_retries=0 {WAITED}", not_repeated)

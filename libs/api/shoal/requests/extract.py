@@ -26,7 +26,7 @@ from shoal.requests.schemas import schema_bytes, schema_message
 from shoal.requests.skipping import with_skipped_extractions
 from shoal.results import Delta, ExtractResult, Skipped
 from shoal.schema import Schema
-from shoal.tasks import Classify, Entities, Given, Items, ReadText, Regions, Relations, Task
+from shoal.tasks import Classify, Entities, Given, Items, ReadText, Regions, Relations, Task, Turn
 from shoal.transport.methods import EXTRACT
 from shoal.v1 import inference_pb2 as pb
 
@@ -49,6 +49,7 @@ _KINDS = {
 }
 
 
+_SPEAKERS = {"user": pb.Turn.ROLE_USER, "assistant": pb.Turn.ROLE_ASSISTANT}
 _TEXT_LAYERS = {
     "prefer": pb.TextTask.TEXT_LAYER_PREFER,
     "only": pb.TextTask.TEXT_LAYER_ONLY,
@@ -179,7 +180,16 @@ def _task(task: Task) -> tuple[str, Message]:
                 instruction=task.instruction,
                 region=_box(task.region),
                 json_schema=_json_schema(task.schema),
+                turns=[_turn(number, turn) for number, turn in enumerate(task.turns)],
             )
+
+
+def _turn(number: int, turn: Turn) -> pb.Turn:
+    field = f"text.turns[{number}]"
+    if not isinstance(turn, tuple | list) or len(turn) != 2:
+        raise InvalidInput(f"{field} must be a role and a text", field=field)
+    role, text = turn
+    return message(pb.Turn, role=enum_value(f"{field}.role", role, _SPEAKERS), text=text)
 
 
 def _box(region: tuple[float, float, float, float] | None) -> pb.Box | None:

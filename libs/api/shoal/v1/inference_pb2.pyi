@@ -283,7 +283,7 @@ class RegionsTask(_message.Message):
     def __init__(self, labels: _Optional[_Iterable[str]] = ..., threshold: _Optional[float] = ...) -> None: ...
 
 class TextTask(_message.Message):
-    __slots__ = ("kind", "max_tokens", "text_layer", "instruction", "region", "json_schema")
+    __slots__ = ("kind", "max_tokens", "text_layer", "instruction", "region", "json_schema", "turns")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[TextTask.Kind]
@@ -312,13 +312,31 @@ class TextTask(_message.Message):
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
     kind: TextTask.Kind
     max_tokens: int
     text_layer: TextTask.TextLayer
     instruction: str
     region: Box
     json_schema: str
-    def __init__(self, kind: _Optional[_Union[TextTask.Kind, str]] = ..., max_tokens: _Optional[int] = ..., text_layer: _Optional[_Union[TextTask.TextLayer, str]] = ..., instruction: _Optional[str] = ..., region: _Optional[_Union[Box, _Mapping]] = ..., json_schema: _Optional[str] = ...) -> None: ...
+    turns: _containers.RepeatedCompositeFieldContainer[Turn]
+    def __init__(self, kind: _Optional[_Union[TextTask.Kind, str]] = ..., max_tokens: _Optional[int] = ..., text_layer: _Optional[_Union[TextTask.TextLayer, str]] = ..., instruction: _Optional[str] = ..., region: _Optional[_Union[Box, _Mapping]] = ..., json_schema: _Optional[str] = ..., turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ...) -> None: ...
+
+class Turn(_message.Message):
+    __slots__ = ("role", "text")
+    class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ROLE_UNSPECIFIED: _ClassVar[Turn.Role]
+        ROLE_USER: _ClassVar[Turn.Role]
+        ROLE_ASSISTANT: _ClassVar[Turn.Role]
+    ROLE_UNSPECIFIED: Turn.Role
+    ROLE_USER: Turn.Role
+    ROLE_ASSISTANT: Turn.Role
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    role: Turn.Role
+    text: str
+    def __init__(self, role: _Optional[_Union[Turn.Role, str]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Box(_message.Message):
     __slots__ = ("left", "top", "right", "bottom")

@@ -1,8 +1,7 @@
 """Renders a query and a document to one text with the checkpoint's chat template, for rerankers that are language models.
 
 Templates are Jinja from untrusted checkpoints, so they run in Jinja's sandbox, as in transformers, in a subprocess with resource
-limits (`rendering.py`), and only when a model is loaded: rendered once with placeholders for the texts. Requests only fill the
-placeholders.
+limits (`rendering.py`), and with placeholders for the texts: once, when a model is loaded. Requests only fill the placeholders.
 """
 
 from __future__ import annotations
@@ -185,25 +184,35 @@ def special_tokens(root: Path) -> dict[str, str]:
     return {role: token for role in _ROLES if (token := special_token(root, role))}
 
 
-def rendered(template: str, values: Sequence[Mapping[str, object]]) -> list[Mapping[str, str]]:
-    """Renders the template with each of the values to a `text` or an `error`. Raises ModelBroken if it exceeds its limits."""
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """What a template made of its values: a text, or an error. `sought`: what it looked for in the texts of `messages`, as pairs of
+    a message's place and a text; an empty text: what cannot be told."""
+
+    text: str = ""
+    error: str = ""
+    sought: tuple[tuple[int, str], ...] = ()
+
+
+def rendered(template: str, values: Sequence[Mapping[str, object]]) -> list[Rendering]:
+    """Renders the template with each of the values. Raises ModelBroken if it exceeds its limits."""
     _need_jinja()
     asked = json.dumps({"template": template, "values": values}).encode()
     try:
         done = subprocess.run(  # noqa: S603  # our own program; nothing of the checkpoint is in its arguments
             [sys.executable, "-I", str(_RENDERING)], input=asked, capture_output=True, env={}, timeout=_RENDER_SECONDS, check=True
         )
-        found: list[Mapping[str, str]] = json.loads(done.stdout)
+        found = json.loads(done.stdout)
     except (subprocess.SubprocessError, ValueError) as error:
         raise ModelBroken(f"{_NAME}: rendering it takes more time or memory than a template may have") from error
-    return found
+    return [Rendering(one.get("text", ""), one.get("error", ""), tuple(map(tuple, one.get("sought", ())))) for one in found]
 
 
-def rendered_text(found: Mapping[str, str]) -> str:
+def rendered_text(found: Rendering) -> str:
     """What was rendered. Raises ModelBroken with the template's error."""
-    if "error" in found:
-        raise ModelBroken(f"{_NAME}: {found['error']}")
-    return found["text"]
+    if found.error:
+        raise ModelBroken(f"{_NAME}: {found.error}")
+    return found.text
 
 
 def _common(first: Ids, second: Ids) -> int:

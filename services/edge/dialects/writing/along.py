@@ -16,6 +16,7 @@ from services.edge.messages.reading import count_of, image_item, text_item
 MOST_TOKENS: Final = 4096
 """Of `TextTask.max_tokens`."""
 SYSTEM: Final = ("system", "developer")
+_ROLES: Final = {"user": pb.Turn.ROLE_USER, "assistant": pb.Turn.ROLE_ASSISTANT}
 _LINE_ENDS: Final = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 _LENGTH: Final = pb.FINISH_REASON_LENGTH
 
@@ -30,41 +31,58 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One text that a model is to write. `system`, `user`: what stands in these messages, in order. `schema`: a JSON Schema.
+class Spoken:
+    """A message of the user or the assistant before the user's last one. `field`: its path."""
 
-    `longest`: the most tokens, and the field that says so.
-    """
+    role: str
+    texts: Sequence[Told]
+    field: str
 
-    named: Target
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """`system`, `user`: what stands in the system messages and in the user's last one, in order. `turns`: what was said between."""
+
     system: Sequence[Told]
     user: Sequence[Told]
+    turns: Sequence[Spoken] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One text that a model is to write. `schema`: a JSON Schema. `longest`: the most tokens, and the field that says so."""
+
+    named: Target
+    said: Conversation
     longest: tuple[int | None, str]
     schema: tuple[dict[str, Any] | None, str] = (None, "")
 
     def request(self) -> pb.ExtractRequest:
         """Raises Problem."""
-        has_images = any(one.is_image for one in self.user)
-        if has_images and self.system:
-            field = self.system[0].field
+        system = self.said.system
+        if system and any(one.is_image for one in self.said.user):
+            field = system[0].field
             raise invalid(f"{field}: a model that reads images has no system message here: put it into the user's text", field)
         most, field = self.longest
         if most is not None and most > MOST_TOKENS:
             raise invalid(f"{field} is {most}; it must be at most {MOST_TOKENS:,}", field)
         task = pb.TextTask(
             max_tokens=count_of(most, field),
-            instruction="\n\n".join(text_item(one.content, one.field).text for one in self.system),
+            instruction=_joined(system),
             json_schema=self._schema(),
+            turns=[pb.Turn(role=_ROLES[turn.role], text=_joined(turn.texts)) for turn in self.said.turns],
         )
         return pb.ExtractRequest(model=self.named.model, items=[self._item()], text=task, adapter=self.named.adapter)
 
     def fields(self) -> tuple[tuple[str, str], ...]:
         """What the caller calls our fields."""
-        last = self.user[-1].field
-        instruction = (("text.instruction", self.system[0].field),) if self.system else ()
-        parts = tuple((rf"items\[0\]\.parts\[{place}\](?:\.\w+)*", one.field) for place, one in enumerate(self.user))
+        said = self.said
+        instruction = (("text.instruction", said.system[0].field),) if said.system else ()
+        parts = tuple((rf"items\[0\]\.parts\[{place}\](?:\.\w+)*", one.field) for place, one in enumerate(said.user))
+        turns = tuple((rf"text\.turns\[{place}\](?:\.\w+)?", turn.field) for place, turn in enumerate(said.turns))
         schema = (("text.json_schema", self.schema[1]),) if self.schema[1] else ()
-        return (*parts, (r"items\[0\](?:\.text)?", last), *instruction, ("text.max_tokens", self.longest[1]), *schema)
+        last = (r"items\[0\](?:\.text)?", said.user[-1].field)
+        return (*parts, last, *instruction, *turns, (r"text\.turns", "messages"), ("text.max_tokens", self.longest[1]), *schema)
 
     def _schema(self) -> str:
         schema, field = self.schema
@@ -76,35 +94,52 @@ class Asked:
             raise invalid(f"{field} is not JSON: {error}", field) from None
 
     def _item(self) -> pb.Item:
-        if not any(one.is_image for one in self.user):
-            return text_item("\n\n".join(one.content for one in self.user), self.user[-1].field)
+        user = self.said.user
+        if not any(one.is_image for one in user):
+            return text_item("\n\n".join(one.content for one in user), user[-1].field)
         parts = [
             pb.Part(image=image_item(one.content, one.field).image)
             if one.is_image
             else pb.Part(text=text_item(one.content, one.field).text)
-            for one in self.user
+            for one in user
         ]
         return pb.Item(parts=parts)
 
 
-def one_turn(messages: Sequence[tuple[str, Sequence[Told]]]) -> tuple[list[Told], list[Told]]:
-    """What stands in system messages and in the user's, of the roles and contents of all messages.
+def _joined(told: Sequence[Told]) -> str:
+    return "\n\n".join(text_item(one.content, one.field).text for one in told)
 
-    Raises Problem unless there is one message of the role user, and it is the last.
+
+def conversation_of(messages: Sequence[tuple[str, Sequence[Told]]]) -> Conversation:
+    """System messages, then what user and assistant said, of the roles and contents of all messages.
+
+    Raises Problem unless the last message is the user's, and no other one has images.
     """
     system: list[Told] = []
-    user: list[Told] = []
+    turns: list[Spoken] = []
     for place, (role, said) in enumerate(messages):
-        field = f"messages[{place}].role"
-        if user or role not in (*SYSTEM, "user"):
-            text = f"{field} is {role!r}: a model is asked by one message of the role user here, with system messages before it"
-            raise invalid(text, field)
-        (user if role == "user" else system).extend(said)
-        if role != "user" and (image := next((one for one in said if one.is_image), None)) is not None:
-            raise invalid(f"{image.field} is an image: only the user's message has images", image.field)
-    if not user:
+        field = f"messages[{place}]"
+        if role not in (*SYSTEM, *_ROLES):
+            text = f"{field}.role is {role!r}: served are system messages first, and then those of the roles user and assistant"
+            raise invalid(text, f"{field}.role")
+        if role in SYSTEM and turns:
+            raise invalid(f"{field}.role is {role!r}: system messages come before all others here", f"{field}.role")
+        if role in SYSTEM:
+            system.extend(said)
+        else:
+            turns.append(Spoken(role, said, said[-1].field if said else field))
+        is_asked = role == "user" and place == len(messages) - 1
+        if not is_asked and (image := next((one for one in said if one.is_image), None)) is not None:
+            raise invalid(f"{image.field} is an image: only the user's last message has images here", image.field)
+    if not turns:
         raise invalid("messages must have one of the role user, with text or an image", "messages")
-    return system, user
+    last, role = f"messages[{len(messages) - 1}].role", turns[-1].role
+    if role != "user":
+        raise invalid(f"{last} is {role!r}: the last message must be of the role user, whom the model answers", last)
+    asked = turns.pop()
+    if not asked.texts:
+        raise invalid(f"{asked.field} has no text and no image", asked.field)
+    return Conversation(system, asked.texts, turns)
 
 
 class Along:

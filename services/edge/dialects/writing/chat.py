@@ -1,8 +1,8 @@
 """OpenAI's `POST /v1/chat/completions`, whole or as server-sent events, for models that write. Pure.
 
-One user's message, before it system messages: what a model's chat template is rendered with here. Answers are greedy, or by the
-beams of the checkpoint: `temperature`, `top_p` and `seed`, which every client sends, are not looked at. What else would change the
-text is refused. `created` is 0: nothing here reads a clock.
+System messages, then those of user and assistant, the last of which is the user's: what a model's chat template is rendered with
+here. Answers are greedy, or by the beams of the checkpoint: `temperature`, `top_p` and `seed`, which every client sends, are not
+looked at. What else would change the text is refused. `created` is 0: nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects.openai import OPENAI
-from services.edge.dialects.writing.along import Along, Asked, Told, is_cut, is_last, line_of, one_turn
+from services.edge.dialects.writing.along import Along, Asked, Told, conversation_of, is_cut, is_last, line_of
 from services.edge.messages.base import Answer, Problem, Question, Received, Route, Stream, invalid, json_of
 from services.edge.messages.reading import priority_of, read, target
 
@@ -37,10 +37,13 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """`role`: system or developer, and user."""
+    """`role`: system or developer, user, and assistant."""
 
     role: str
     content: str | list[ContentPart] | None = None
+    # Only with values that change nothing.
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -162,14 +165,16 @@ def _refuse_unsupported(request: ChatRequest) -> None:
 
 def _asked(request: ChatRequest, received: Received) -> Asked:
     said = [(message.role, _contents(message, f"messages[{place}]")) for place, message in enumerate(request.messages)]
-    system, user = one_turn(said)
     longest = (request.max_completion_tokens, "max_completion_tokens")
     if request.max_completion_tokens is None:
         longest = (request.max_tokens, "max_tokens")
-    return Asked(target(received, request.model), system, user, longest, _schema(request.response_format))
+    return Asked(target(received, request.model), conversation_of(said), longest, _schema(request.response_format))
 
 
 def _contents(message: ChatMessage, field: str) -> list[Told]:
+    for name in ("tool_calls", "function_call"):
+        if getattr(message, name):
+            raise invalid(f"{field}.{name}: tools are not supported", f"{field}.{name}")
     if message.content is None:
         raise invalid(f"{field}.content is required", f"{field}.content")
     if isinstance(message.content, str):

@@ -1,7 +1,7 @@
 """Ollama's `POST /api/chat` and `/api/generate`, as lines of JSON unless `stream` is false. Pure.
 
-As in `chat.py`, a model is asked by one user's message with a system message before it, and `options` that are about sampling
-are not looked at, since answers are greedy. `think` and `raw` are Ollama's own; templates are the checkpoint's.
+As in `chat.py`, a conversation ends with the user's message, and `options` that are about sampling are not looked at, since answers
+are greedy. `think` and `raw` are Ollama's own; templates are the checkpoint's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects.ollama import LONG_AGO, OLLAMA, if_known, model_named
-from services.edge.dialects.writing.along import Along, Asked, Told, is_cut, is_last, line_of, one_turn
+from services.edge.dialects.writing.along import (
+    Along,
+    Asked,
+    Conversation,
+    Told,
+    conversation_of,
+    is_cut,
+    is_last,
+    line_of,
+)
 from services.edge.messages.base import Answer, Problem, Question, Received, Route, Stream, invalid
 from services.edge.messages.reading import read
 
@@ -29,11 +38,12 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True):
-    """`images`: in base64."""
+    """`images`: in base64. `tool_calls`: none."""
 
     role: str
     content: str = ""
     images: list[str] | None = None
+    tool_calls: list[Any] | None = None
 
 
 class OllamaChatRequest(msgspec.Struct, kw_only=True):
@@ -91,14 +101,17 @@ def chat(received: Received) -> Question | Stream:
     if request.tools:
         raise invalid("tools are not supported: ask for JSON by format", "tools")
     if not request.messages:
-        return _step(received, request, (), (), _as_message)
-    system, user = one_turn(
+        return _step(received, request, None, _as_message)
+    for place, message in enumerate(request.messages):
+        if message.tool_calls:
+            raise invalid(f"messages[{place}].tool_calls: tools are not supported", f"messages[{place}].tool_calls")
+    said = conversation_of(
         [
             (message.role, _told(message.content, message.images, f"messages[{place}].content", f"messages[{place}].images"))
             for place, message in enumerate(request.messages)
         ]
     )
-    return _step(received, request, system, user, _as_message)
+    return _step(received, request, said, _as_message)
 
 
 def generate(received: Received) -> Question | Stream:
@@ -109,7 +122,7 @@ def generate(received: Received) -> Question | Stream:
             raise invalid(f"{field} is not supported: the prompt is made by the checkpoint's chat template", field)
     system = [Told(request.system, "system")] if request.system else []
     user = _told(request.prompt, request.images, "prompt", "images") if request.prompt or request.images else []
-    return _step(received, request, system, user, lambda text: {"response": text})
+    return _step(received, request, Conversation(system, user) if user else None, lambda text: {"response": text})
 
 
 def _as_message(text: str) -> dict[str, Any]:
@@ -125,19 +138,18 @@ def _told(text: str, images: Sequence[str] | None, text_field: str, images_field
 def _step(
     received: Received,
     request: OllamaChatRequest | OllamaGenerateRequest,
-    system: Sequence[Told],
-    user: Sequence[Told],
+    said: Conversation | None,
     write: Write,
 ) -> Question | Stream:
     named = model_named(received, request.model)
     head = {"model": request.model, "created_at": LONG_AGO}
-    if not user:
+    if said is None:
         return if_known(named, {**head, **write(""), "done": True, "done_reason": "load"})
     options = request.options or OllamaOptions()
     if options.stop:
         raise invalid("options.stop is not supported: the model's own end of a text is taken", "options.stop")
     most = options.num_predict if options.num_predict is not None and options.num_predict > 0 else None
-    asked = Asked(named, system, user, (most, "options.num_predict"), _schema(request.format))
+    asked = Asked(named, said, (most, "options.num_predict"), _schema(request.format))
     lines = _Lines(head, write)
     if request.stream is False:
         return Question(EXTRACT, asked.request(), lambda reply: Answer(lines.whole(reply)), fields=asked.fields())
