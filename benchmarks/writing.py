@@ -26,7 +26,7 @@ from benchmarks.families import DTYPES
 from libs.kernels.native.library import name as native_name
 from libs.kernels.paged import pages_for
 from libs.models.generation import DecodeLoop, Request, Writer, load_writer
-from libs.models.generation.rules import Ids
+from libs.models.generation.decoding.rules import Ids
 from tests.parity.checkpoints import random_model, write_checkpoint
 
 VOCABULARY = 32_000

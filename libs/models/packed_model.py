@@ -15,13 +15,13 @@ from libs.models.documents import read_text_layers
 from libs.models.graphs.graphs import Graphs
 from libs.models.head import Compacts, ModelHead, PreemptedHead
 from libs.models.layers.encoder import resident_bytes
-from libs.models.lora import Adapters, Names
+from libs.models.loaded.lora import Adapters, Names
+from libs.models.loaded.probe import activation_bytes_per_token, image_bytes
+from libs.models.loaded.tiers import Arena, ParkedModel, copying, sharing, tensors_of
 from libs.models.packed import Packed, Rows
-from libs.models.probe import activation_bytes_per_token, image_bytes
 from libs.models.processor import Processor
 from libs.models.recall import Find, Recall
 from libs.models.results import ExtractResult, Result
-from libs.models.tiers import Arena, ParkedModel, copying, sharing, tensors_of
 from libs.models.trunk import Trunk
 from libs.models.work import (
     Between,

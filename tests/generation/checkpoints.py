@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import transformers
 
-from libs.models.generation.rules import Ids
+from libs.models.generation.decoding.rules import Ids
 from tests.parity.checkpoints import random_model
 
 VOCABULARY = 300

@@ -9,7 +9,7 @@ from pathlib import Path
 import transformers
 from tokenizers import Tokenizer
 
-from libs.models.generation.rules import Ids
+from libs.models.generation.decoding.rules import Ids
 from tests.generation.checkpoints import CAUSAL, written
 from tests.generation.checkpoints import write as write_weights
 from tests.parity.checkpoints import Kind, write_tokenizer

@@ -14,10 +14,10 @@ import pytest
 
 from libs.errors import InvalidInput, ShoalError, TaskNotSupported
 from libs.models import ExtractResult
+from libs.models.generation.decoding.rules import Bits, Ids
 from libs.models.generation.grammars import FIELD, Grammars, form_of
 from libs.models.generation.grammars import matching as module
 from libs.models.generation.model import WriterModel
-from libs.models.generation.rules import Bits, Ids
 from libs.models.generation.texts import TextReader
 from libs.models.work import TextWork
 from tests.generation.served import write, write_ending

@@ -15,7 +15,7 @@ import transformers
 from libs.errors import InvalidInput, ModelBroken, NoCapacity
 from libs.kernels.paged import PAGE
 from libs.models.generation import DecodeLoop, Finish, Request, Settings, Writer, load_writer
-from libs.models.generation.rules import Bits, Ids
+from libs.models.generation.decoding.rules import Bits, Ids
 from tests.generation.checkpoints import CAUSAL, SEQ2SEQ, VOCABULARY, prompts, write, written
 from tests.kernels.ways import use_dense
 

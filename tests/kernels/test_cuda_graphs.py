@@ -20,9 +20,9 @@ from libs.models.graphs.buffers import filled, whole_batch
 from libs.models.graphs.cuda import CudaCapture, CudaGraph
 from libs.models.graphs.graphs import distance, tolerance
 from libs.models.layers.encoder import PackedEncoder
+from libs.models.loaded.tiers import copying, sharing
 from libs.models.packed import Packed
 from libs.models.text.registry import build_encoder
-from libs.models.tiers import copying, sharing
 from libs.models.weights import TensorFile
 from libs.models.work import InputSequence
 from tests.parity.checkpoints import write_checkpoint

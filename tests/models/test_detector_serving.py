@@ -10,8 +10,8 @@ import torch
 
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models import PackedModel, load_model
+from libs.models.precision.samples import works
 from libs.models.results import ExtractResult
-from libs.models.samples import works
 from libs.models.work import Part, RegionsWork
 from services.router.admission import pictures as image_prices
 from services.worker.mesh.codec import to_card

@@ -41,12 +41,12 @@ from libs.models.graphs.capture import Forward
 from libs.models.graphs.graphs import ROUGH_BYTES, Event, Graphs, Owner, distance, tolerance
 from libs.models.graphs.store import STALE, GraphStore
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.lora import Names
+from libs.models.loaded.lora import Names
+from libs.models.loaded.tiers import alone, sharing
 from libs.models.packed import Packed, Rows
 from libs.models.processor import Processor
 from libs.models.text.heads.pooled import PooledHead
 from libs.models.text.registry import build_encoder
-from libs.models.tiers import alone, sharing
 from libs.models.weights import TensorFile
 from tests.models.conftest import load
 from tests.parity.adapters import write_random_adapter
@@ -316,7 +316,7 @@ def test_heads_run_on_the_batchs_own_rows(head: str, tmp_path: Path) -> None:
     assert kept.memory.told == ({} if is_by_runs else {"captured": 1, "replayed": 2, "checked": 2})
 
 
-def _arrays(output: Output) -> list[NDArray[np.float32] | NDArray[np.int32]]:
+def _arrays(output: Output) -> list[NDArray[np.float32] | NDArray[np.int32] | NDArray[np.int64]]:
     if isinstance(output, tuple):
         return [array for part in output for array in _arrays(part)]
     assert not isinstance(output, WrittenIds)

@@ -15,7 +15,7 @@ from libs.catalog.overrides import Overrides
 from libs.errors import ModelBroken
 from libs.kernels import int8 as kernels
 from libs.models import EncodeWork, PackedModel, ScoreWork, load_model
-from libs.models.agreement import agreement, cosine
+from libs.models.precision.agreement import agreement, cosine
 from libs.models.text.registry import default_dtype
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from libs.kernels import linear
 from libs.models import EncodeWork, EntitiesWork, Output, PackedModel, SparseRow, Work, WrittenIds, load_model
-from libs.models.tiers import Arena, tensors_of
+from libs.models.loaded.tiers import Arena, tensors_of
 from tests.parity.boundary_models import make_boundary
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.gliner_models import make_reference

@@ -16,11 +16,11 @@ from torch import Tensor
 from libs.catalog.overrides import Overrides
 from libs.kernels.linear import PackedLinear
 from libs.models import InputSequence, PackedModel, load_model
-from libs.models.agreement import LEAST_COSINE, cosine
-from libs.models.int8 import answered, compared
 from libs.models.layers.embeddings import Table, TokenEmbedding
 from libs.models.layers.encoder import FeedForward, PackedEncoder, resident_bytes
-from libs.models.samples import TEXTS, works
+from libs.models.precision.agreement import LEAST_COSINE, cosine
+from libs.models.precision.int8 import answered, compared
+from libs.models.precision.samples import TEXTS, works
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
 from libs.models.text.registry import build_encoder
 from libs.models.weights import TensorFile

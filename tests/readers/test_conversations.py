@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Hints, Overrides
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, TaskNotSupported
-from libs.models.generation.loop import DecodeLoop
+from libs.models.generation.decoding.loop import DecodeLoop
 from libs.models.loading import load_served_model
 from libs.models.readers.conversation import ConversationReader
 from libs.models.work import Part, RegionsWork, TextWork, Turn, nothing_between

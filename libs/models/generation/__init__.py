@@ -26,10 +26,10 @@ A model whose encoder is something else, such as a tower of images, computes `st
 decoder alone, with a table of names and the width of the states: `DECODER_WEIGHTS` for a whole BART, `DECODER_ALONE` for a decoder.
 """
 
+from libs.models.generation.decoding.loop import DecodeLoop, Written
+from libs.models.generation.decoding.sequences import DecodeSequence, Finish, Request, Step
+from libs.models.generation.decoding.settings import Settings
+from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.loading import load_writer
-from libs.models.generation.loop import DecodeLoop, Written
-from libs.models.generation.sequences import DecodeSequence, Finish, Request, Step
-from libs.models.generation.settings import Settings
-from libs.models.generation.writer import Writer
 
 __all__ = ["DecodeLoop", "DecodeSequence", "Finish", "Request", "Settings", "Step", "Writer", "Written", "load_writer"]

@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 
 from libs.catalog.checkpoint.files import need_config
+from libs.models.generation.decoding.settings import Settings, read_settings
+from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.families import bart, causal, t5
-from libs.models.generation.settings import Settings, read_settings
-from libs.models.generation.writer import Writer
 from libs.models.layers.spec import Config
 from libs.models.weights import TensorFile
 

@@ -13,12 +13,12 @@ from libs.catalog.card import Card
 from libs.errors import InvalidInput
 from libs.kernels.paged import pages_for
 from libs.models.documents import Page
-from libs.models.generation.loop import DecodeLoop
+from libs.models.generation.decoding.loop import DecodeLoop
+from libs.models.generation.decoding.sequences import DecodeSequence, Request, pages_needed
 from libs.models.generation.reader import Reader
-from libs.models.generation.sequences import DecodeSequence, Request, pages_needed
+from libs.models.loaded.tiers import Arena, ParkedModel
 from libs.models.results import Extraction, ExtractResult, PageText, Result
 from libs.models.text.checks import need_task
-from libs.models.tiers import Arena, ParkedModel
 from libs.models.work import (
     WRITE,
     Between,

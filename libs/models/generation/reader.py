@@ -7,10 +7,10 @@ from typing import Literal, Protocol
 
 from libs.catalog.card import Card
 from libs.errors import TaskNotSupported
+from libs.models.generation.decoding.rules import Allows
+from libs.models.generation.decoding.sequences import Request
+from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.grammars import FIELD, Grammar, form_of
-from libs.models.generation.rules import Allows
-from libs.models.generation.sequences import Request
-from libs.models.generation.writer import Writer
 from libs.models.results import Extraction, ExtractResult
 from libs.models.work import Between, GoOn, InputSequence, TextWork, WriteWork, WrittenIds
 

@@ -13,9 +13,9 @@ from libs.catalog.overrides import Overrides
 from libs.models.generation.loading import load_writer
 from libs.models.generation.model import WriterModel
 from libs.models.generation.texts import TextReader
+from libs.models.loaded.tiers import copying
 from libs.models.text.loading import broken_tokenizer, without_int8
 from libs.models.text.tokenising.tokenizer import failing, largest_id, load_tokenizer
-from libs.models.tiers import copying
 
 LONGEST: Final = 8192
 """Tokens of a prompt and its answer together, or of each of them where the model has an encoder. Memory for the keys and values of

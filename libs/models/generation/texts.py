@@ -12,10 +12,10 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
 from libs.models.generation.chat import ChatTemplate, Message
+from libs.models.generation.decoding.sequences import Request
+from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.grammars import Grammars
 from libs.models.generation.reader import Asked, extraction, refuse_schema, refuse_turns
-from libs.models.generation.sequences import Request
-from libs.models.generation.writer import Writer
 from libs.models.results import ExtractResult
 from libs.models.text.checks import unsupported
 from libs.models.text.tokenising.text import TextProcessor

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from libs.kernels.triton_here import has_triton
 from libs.models.graphs.capture import Forward
+from libs.models.loaded.tiers import alone
 from libs.models.packed import Ids
-from libs.models.tiers import alone
 
 _WARM_UPS: Final = 2
 """Kernels are compiled and libraries take their workspaces in the first run, neither of which may happen within a capture."""

@@ -27,12 +27,12 @@ from libs.models.images.patches import ImageInput
 from libs.models.images.processing import PatchBudget
 from libs.models.images.processor import IMAGE_HEAD, TEXT_HEAD, ImageProcessor, LabelScale
 from libs.models.images.texts import ImageModelTexts, read_texts
-from libs.models.lora import Names
+from libs.models.loaded.lora import Names
+from libs.models.loaded.tiers import copying
 from libs.models.packed_model import PackedModel
 from libs.models.processor import Processor
 from libs.models.recall import Recall
 from libs.models.text.loading import Tokenising, without_int8
-from libs.models.tiers import copying
 from libs.models.trunk import Trunk
 
 log = logging.getLogger(__name__)

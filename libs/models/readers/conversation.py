@@ -18,11 +18,11 @@ from libs.catalog.card import Card, ImageSize
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
 from libs.kernels.layout import to_device
 from libs.models.generation.chat import ChatTemplate, Message
+from libs.models.generation.decoding.sequences import Request
+from libs.models.generation.decoding.settings import Settings
+from libs.models.generation.decoding.writer import LanguageHead, Writer
 from libs.models.generation.grammars import Grammars
 from libs.models.generation.reader import Asked, extraction, refuse_turns
-from libs.models.generation.sequences import Request
-from libs.models.generation.settings import Settings
-from libs.models.generation.writer import LanguageHead, Writer
 from libs.models.images.vlm import smart, tiles
 from libs.models.images.vlm.families import glm, lighton, paddleocr
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language

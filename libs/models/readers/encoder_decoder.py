@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from libs.catalog.card import Card, ImageSize
 from libs.errors import InputTooLong, ModelBroken, TaskNotSupported
 from libs.models import weights
+from libs.models.generation.decoding.sequences import Request
+from libs.models.generation.decoding.settings import Settings
+from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.families import bart
 from libs.models.generation.grammars import fits
 from libs.models.generation.reader import refuse_schema, refuse_turns
-from libs.models.generation.sequences import Request
-from libs.models.generation.settings import Settings
-from libs.models.generation.writer import Writer
 from libs.models.images.detection.building import fill, on_meta
 from libs.models.images.detection.swin import Swin, SwinSpec, map_sizes, rename
 from libs.models.images.families import deit, vit

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from libs.catalog.card import Card, ImageSize
 from libs.catalog.checkpoint.files import read_config
 from libs.errors import InputTooLong, ModelBroken
+from libs.models.generation.decoding.rules import Ids
+from libs.models.generation.decoding.sequences import Request
+from libs.models.generation.decoding.settings import Settings
+from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.families import bart
 from libs.models.generation.reader import refuse_schema, refuse_turns
-from libs.models.generation.rules import Ids
-from libs.models.generation.sequences import Request
-from libs.models.generation.settings import Settings
-from libs.models.generation.writer import Writer
 from libs.models.images.detection.building import fill, on_meta, processor_values
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.spec import Config

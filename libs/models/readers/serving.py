@@ -13,16 +13,16 @@ from libs.catalog.checkpoint.files import need_config
 from libs.catalog.detect import read_card
 from libs.catalog.kinds.image_writer import ENCODER_DECODER, FLORENCE
 from libs.catalog.overrides import Overrides
+from libs.models.generation.decoding.settings import read_settings
+from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.model import WriterModel
-from libs.models.generation.settings import read_settings
-from libs.models.generation.writer import Writer
 from libs.models.layers.spec import Config
+from libs.models.loaded.tiers import copying
 from libs.models.readers.conversation import ConversationReader, load_conversation
 from libs.models.readers.encoder_decoder import EncoderDecoderReader, load_encoder_decoder
 from libs.models.readers.florence import FlorenceReader, load_florence
 from libs.models.text.loading import broken_tokenizer, without_int8
 from libs.models.text.tokenising.tokenizer import failing, largest_id
-from libs.models.tiers import copying
 
 
 def load_reader_model(

@@ -16,9 +16,10 @@ from libs.catalog.detect import read_card
 from libs.catalog.overrides import Overrides
 from libs.errors import InvalidInput, ModelBroken
 from libs.kernels import int8 as kernels
-from libs.models import int8
-from libs.models.lora import Names
+from libs.models.loaded.lora import Names
+from libs.models.loaded.tiers import copying
 from libs.models.packed_model import PackedModel
+from libs.models.precision import int8
 from libs.models.processor import Processor
 from libs.models.results import Result
 from libs.models.text.checks import refuse_parts
@@ -26,7 +27,6 @@ from libs.models.text.kinds import kind_of
 from libs.models.text.kinds.kind import Parts
 from libs.models.text.registry import build_encoder, default_dtype, names_of
 from libs.models.text.tokenising.tokenizer import failing
-from libs.models.tiers import copying
 from libs.models.trunk import Trunk
 from libs.models.weights import TensorFile
 from libs.models.work import GoOn, Output, Prepared, Work

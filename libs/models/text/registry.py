@@ -109,7 +109,8 @@ def build_encoder(
     """The encoder in `dtype`, ready to run, and the head's tensors in float32 under the names of `head_tables`.
 
     `int8`: its linear layers still have the weights as stored, and compute with these in float32 until they are quantised
-    (`libs/models/int8.py`). Raises ModelBroken naming the key of config.json, or the file and tensor, that cannot be served.
+    (`libs/models/precision/int8.py`). Raises ModelBroken naming the key of config.json, or the file and tensor, that cannot be
+    served.
     """
     encoder, family = empty_encoder(Config(config))
     state = weights.load(

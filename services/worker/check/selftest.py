@@ -28,13 +28,13 @@ from libs.models import (
     ScoreResult,
     ScoreWork,
     Work,
-    int8,
     is_finite,
     load_model,
 )
-from libs.models.agreement import cosine, vector
-from libs.models.int8 import Answered, answered
-from libs.models.samples import TEXTS, works
+from libs.models.precision import int8
+from libs.models.precision.agreement import cosine, vector
+from libs.models.precision.int8 import Answered, answered
+from libs.models.precision.samples import TEXTS, works
 from services.worker.check.explain import Test
 
 RELATIVE_ERROR = 1e-5

@@ -18,8 +18,8 @@ from libs.kernels import int8, native
 from libs.models import Model, load_served_model
 from libs.models.graphs.cuda import CudaCapture
 from libs.models.graphs.graphs import Graphs, Owner
+from libs.models.loaded.tiers import sharing
 from libs.models.text.registry import default_dtype
-from libs.models.tiers import sharing
 from services.worker.settings import Settings
 
 _CPU_BATCH_TOKENS = 2048

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from libs.models import weights
-from libs.models.generation.cross import PostNormCrossLayer, PreNormCrossLayer
-from libs.models.generation.settings import Settings
-from libs.models.generation.writer import LanguageHead, Writer
+from libs.models.generation.decoding.cross import PostNormCrossLayer, PreNormCrossLayer
+from libs.models.generation.decoding.settings import Settings
+from libs.models.generation.decoding.writer import LanguageHead, Writer
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec

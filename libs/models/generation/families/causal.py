@@ -8,8 +8,8 @@ from typing import Final
 import torch
 
 from libs.errors import ModelBroken
-from libs.models.generation.settings import Settings
-from libs.models.generation.writer import LanguageHead, Writer
+from libs.models.generation.decoding.settings import Settings
+from libs.models.generation.decoding.writer import LanguageHead, Writer
 from libs.models.layers.spec import Config
 from libs.models.text.registry import build_encoder
 from libs.models.weights import HeadRule, Maybe, TensorFile

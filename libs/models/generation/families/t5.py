@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from libs.models import weights
-from libs.models.generation.cross import PreNormCrossLayer
-from libs.models.generation.settings import Settings
-from libs.models.generation.writer import LanguageHead, Writer
+from libs.models.generation.decoding.cross import PreNormCrossLayer
+from libs.models.generation.decoding.settings import Settings
+from libs.models.generation.decoding.writer import LanguageHead, Writer
 from libs.models.layers.buckets import BucketBias
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder

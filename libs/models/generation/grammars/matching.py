@@ -17,8 +17,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from libs.errors import TaskNotSupported
+from libs.models.generation.decoding.rules import Bits, Ids
 from libs.models.generation.grammars.schemas import FIELD, check_schema, refuse
-from libs.models.generation.rules import Bits, Ids
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

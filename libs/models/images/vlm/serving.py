@@ -20,12 +20,12 @@ from libs.models.images.vlm.pictures import OneSize
 from libs.models.images.vlm.processor import PartsProcessor
 from libs.models.images.vlm.smart import SmartResize
 from libs.models.images.vlm.tiles import Tiles
+from libs.models.loaded.tiers import copying
 from libs.models.packed_model import PackedModel
 from libs.models.recall import Recall
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.text.loading import Tokenising, without_int8
-from libs.models.tiers import copying
 
 
 def load_vision_language_model(

@@ -29,7 +29,7 @@ from libs.models.layers.encoder import (
     Shared,
 )
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
-from libs.models.lora import BoundConstants, Shape
+from libs.models.loaded.lora import BoundConstants, Shape
 from libs.models.packed import Packed
 from libs.models.weights import Rule, Spare
 

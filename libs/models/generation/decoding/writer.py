@@ -14,9 +14,9 @@ from libs.kernels.linear import PackedLinear
 from libs.kernels.native.layer import LayerPages
 from libs.kernels.native.paged import page_table
 from libs.kernels.paged import PagedLayout, Pages, attend, empty_pages, page_bytes, store
-from libs.models.generation.cross import CrossLayer
-from libs.models.generation.rules import Ids
-from libs.models.generation.settings import Settings
+from libs.models.generation.decoding.cross import CrossLayer
+from libs.models.generation.decoding.rules import Ids
+from libs.models.generation.decoding.settings import Settings
 from libs.models.layers.encoder import Layer, PackedEncoder, Shared, resident_bytes
 from libs.models.packed import Packed
 from libs.models.work import Between, nothing_between

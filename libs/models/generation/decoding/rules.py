@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from libs.kernels.layout import to_device
-from libs.models.generation.settings import Settings
+from libs.models.generation.decoding.settings import Settings
 
 Ids = NDArray[np.int32]
 Bits = NDArray[np.uint8]

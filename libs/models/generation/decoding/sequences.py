@@ -9,10 +9,10 @@ import numpy as np
 from torch import Tensor
 
 from libs.kernels.paged import PAGE, pages_for
-from libs.models.generation.beams import BeamSearch, Chosen
-from libs.models.generation.pages import Claim
-from libs.models.generation.rules import Allows, Ids, Rules
-from libs.models.generation.settings import Settings
+from libs.models.generation.decoding.beams import BeamSearch, Chosen
+from libs.models.generation.decoding.pages import Claim
+from libs.models.generation.decoding.rules import Allows, Ids, Rules
+from libs.models.generation.decoding.settings import Settings
 from libs.models.packed import GivenRows
 
 Finish = Literal["stop", "length", "cancelled"]

@@ -14,12 +14,12 @@ import torch
 
 from libs.errors import ModelBroken
 from libs.kernels.linear import PackedLinear
-from libs.models.agreement import LEAST_COSINE, MOST_DIFFERENCE, Agreement, agreement
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
+from libs.models.loaded.tiers import tensors_of
 from libs.models.packed_model import PackedModel
-from libs.models.samples import TEXTS, works
-from libs.models.tiers import tensors_of
+from libs.models.precision.agreement import LEAST_COSINE, MOST_DIFFERENCE, Agreement, agreement
+from libs.models.precision.samples import TEXTS, works
 from libs.models.work import Output, Prepared
 
 DATA_TYPE: Final = "int8"

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from libs.models.generation.rules import Ids
-from libs.models.generation.settings import Settings
+from libs.models.generation.decoding.rules import Ids
+from libs.models.generation.decoding.settings import Settings
 
 _LOW = -1e9
 """Of beams that must not win but may fill a place."""

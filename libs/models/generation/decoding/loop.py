@@ -12,10 +12,10 @@ from torch import Tensor
 from libs.errors import InvalidInput, NoCapacity
 from libs.kernels.layout import to_device
 from libs.kernels.paged import copy_page, pages_for
-from libs.models.generation.pages import PagePool
-from libs.models.generation.rules import Ids, apply
-from libs.models.generation.sequences import DecodeSequence, Finish, Request, Row, Step, pages_needed
-from libs.models.generation.writer import Places, Writer
+from libs.models.generation.decoding.pages import PagePool
+from libs.models.generation.decoding.rules import Ids, apply
+from libs.models.generation.decoding.sequences import DecodeSequence, Finish, Request, Row, Step, pages_needed
+from libs.models.generation.decoding.writer import Places, Writer
 from libs.models.packed import GivenRows, Packed
 from libs.models.work import Between, nothing_between
 
