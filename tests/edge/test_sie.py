@@ -248,6 +248,7 @@ def test_extractions() -> None:
     [
         (sie.encode, {}, "items"),
         (sie.encode, {"items": [{"text": 3}]}, "items[0].text"),
+        (sie.encode, {"items": [{"text": "a", "id": 2**63}]}, "items[0].id"),
         (sie.encode, {"items": [{}]}, "items[0]"),
         (sie.encode, {"items": [{"audio": {"data": ""}}]}, "items[0].audio"),
         (sie.encode, {"items": [{"text": "a"}], "params": {"output_types": ["loose"]}}, "params.output_types[0]"),

@@ -7,7 +7,7 @@ card says which task of Extract is meant; SIE's wire does not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -75,11 +75,15 @@ class Picture(msgspec.Struct, kw_only=True):
     format: str | None = None
 
 
+Id = str | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""Numbers are those that JSON's and MessagePack's writers take."""
+
+
 class ItemIn(msgspec.Struct, kw_only=True):
     """A text or a picture; `id` is repeated in the answer."""
 
     text: str | None = None
-    id: str | int | None = None
+    id: Id | None = None
     images: list[Picture] | None = None
     audio: msgspec.Raw | None = None
     video: msgspec.Raw | None = None
