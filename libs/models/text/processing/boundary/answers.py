@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -12,9 +11,8 @@ from numpy.typing import NDArray
 from libs.catalog.card import Card
 from libs.catalog.kinds.gliner2 import Boundary
 from libs.errors import InvalidInput
-from libs.models.results import Entity, Extraction, ExtractResult, Relation, Result, Structure
+from libs.models.results import Entity, Extraction, Relation, Structure
 from libs.models.schema import Schema
-from libs.models.text.checks import item_path, need_task, unsupported
 from libs.models.text.heads.boundary.head import BoundaryPlaces
 from libs.models.text.heads.boundary.places import Places
 from libs.models.text.processing.answers import sigmoid
@@ -22,10 +20,11 @@ from libs.models.text.processing.boundary.edges import Edge, distinct
 from libs.models.text.processing.boundary.fields import Choices, Frame, StructureReader
 from libs.models.text.processing.boundary.records import RecordBound, Scores
 from libs.models.text.processing.boundary.spans import Span, disjoint, sent
-from libs.models.text.processing.extraction.schemas import BEFORE_TEXT, THRESHOLD, SchemaPrompt, prompt_of
-from libs.models.text.processing.extraction.structure import apart, classifications, ended, schema_of
+from libs.models.text.processing.extraction.processor import SchemaNotes, SchemaProcessor, ended
+from libs.models.text.processing.extraction.schemas import BEFORE_TEXT, THRESHOLD, SchemaPrompt
+from libs.models.text.processing.extraction.structure import classifications
 from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
-from libs.models.work import EntitiesWork, GoOn, InputSequence, Output, Prepared, SparseRow, StructureWork, Work, go_on_anyway
+from libs.models.work import Output, SparseRow
 
 Array = NDArray[np.float32]
 Numbers = NDArray[np.int64]
@@ -33,43 +32,18 @@ Row = tuple[Array, Array, tuple[SparseRow, ...]]
 """Of a sequence with queries; one without has the first part alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Notes:
-    """The schema, how it stands in the sequences, and the words of each text."""
-
-    schema: Schema
-    prompt: SchemaPrompt
-    words: list[Words]
-
-
-class BoundaryProcessor:
+class BoundaryProcessor(SchemaProcessor):
     """The processor of one model."""
 
     def __init__(self, card: Card, frame: WordFrame, settings: Boundary) -> None:
-        self._card, self._frame, self._settings = card, frame, settings
+        super().__init__(card, frame)
+        self._settings = settings
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
-        need_task(work, self._card)
-        if not isinstance(work, EntitiesWork | StructureWork):
-            raise unsupported(work, self._card)
-        schema, path = schema_of(work, self._card)
-        prompt = prompt_of(schema)
-        framed = self._frame.encode([ended(text) for text in work.texts], prompt.words, work.truncation, path, go_on)
-        sequences = [InputSequence(one.ids, input=_places(schema, prompt, one)) for one in framed]
-        return Prepared(work, "structure", sequences, _Notes(schema, prompt, [one.words for one in framed]))
+    def places(self, schema: Schema, prompt: SchemaPrompt, framed: Framed) -> BoundaryPlaces:
+        return _places(schema, prompt, framed)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
-        work, notes = prepared.work, cast("_Notes", prepared.notes)
-        if not isinstance(work, EntitiesWork | StructureWork):
-            raise unsupported(work, self._card)
-        items = []
-        for number, (text, words, row) in enumerate(zip(work.texts, notes.words, outputs, strict=True)):
-            answers = _Answers(text, words, notes, cast("tuple[Output, ...]", row), self._settings, item_path(number))
-            found = answers.extraction()
-            if isinstance(work, EntitiesWork) and work.flat:
-                found = Extraction(entities=apart(found.entities))
-            items.append(found)
-        return ExtractResult(items)
+    def answer(self, text: str, words: Words, notes: SchemaNotes, output: Output, path: str) -> Extraction:
+        return _Answers(text, words, notes, cast("tuple[Output, ...]", output), self._settings, path).extraction()
 
 
 def _places(schema: Schema, prompt: SchemaPrompt, framed: Framed) -> BoundaryPlaces:
@@ -94,7 +68,7 @@ def _begin(prompt: SchemaPrompt) -> int:
 class _Answers:
     """One text's answers, from the head's output for it."""
 
-    def __init__(self, text: str, words: Words, notes: _Notes, row: Sequence[Output], settings: Boundary, path: str) -> None:
+    def __init__(self, text: str, words: Words, notes: SchemaNotes, row: Sequence[Output], settings: Boundary, path: str) -> None:
         prompt, schema = notes.prompt, notes.schema
         before = len(prompt.words) - _begin(prompt)
         self._frame = Frame(text, ended(text), words.starts, words.ends, before)

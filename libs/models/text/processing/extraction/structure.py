@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, cast
 
@@ -16,85 +15,42 @@ from libs.models.results import (
     Classification,
     Entity,
     Extraction,
-    ExtractResult,
     Field,
     LabelScore,
     Relation,
-    Result,
     Structure,
     Value,
 )
-from libs.models.schema import Schema, SchemaClassification, SchemaField, SchemaLabel
-from libs.models.text.checks import item_path, need_labels, need_task, unsupported
+from libs.models.schema import Schema, SchemaClassification, SchemaField
 from libs.models.text.heads.extraction.spans import spans_of
 from libs.models.text.heads.extraction.structure import Query, SchemaPlaces, SpanTask, queries_of
 from libs.models.text.processing.answers import best_first, sigmoid
 from libs.models.text.processing.entities import softmax
-from libs.models.text.processing.extraction.schemas import SchemaPrompt, prompt_of
-from libs.models.text.processing.extraction.spans import Candidates, choose, disjoint
+from libs.models.text.processing.extraction.processor import SchemaNotes, SchemaProcessor
+from libs.models.text.processing.extraction.schemas import SchemaPrompt
+from libs.models.text.processing.extraction.spans import Candidates, disjoint
 from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
-from libs.models.work import EntitiesWork, GoOn, InputSequence, Output, Prepared, SparseRow, StructureWork, Work, go_on_anyway
+from libs.models.work import Output, SparseRow
 
 Array = NDArray[np.float32]
 Ids = NDArray[np.int32]
-_ENDINGS: Final = (".", "!", "?")
 _ANSWER: Final = (16, 1 << 16)
 """An answer's texts have at most so many times the text's characters, and so many more: a low threshold finds much."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Notes:
-    """The schema, how it stands in the sequences, and the words of each text."""
-
-    schema: Schema
-    prompt: SchemaPrompt
-    words: list[Words]
-
-
-class StructureProcessor:
+class StructureProcessor(SchemaProcessor):
     """The processor of one model. `width`: words of the longest span."""
 
     def __init__(self, card: Card, frame: WordFrame, width: int) -> None:
-        self._card, self._frame, self._width = card, frame, width
+        super().__init__(card, frame)
+        self._width = width
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
-        need_task(work, self._card)
-        if not isinstance(work, EntitiesWork | StructureWork):
-            raise unsupported(work, self._card)
-        schema, path = schema_of(work, self._card)
-        prompt = prompt_of(schema)
-        framed = self._frame.encode([ended(text) for text in work.texts], prompt.words, work.truncation, path, go_on)
-        sequences = [InputSequence(one.ids, input=_places(prompt, one)) for one in framed]
-        return Prepared(work, "structure", sequences, _Notes(schema, prompt, [one.words for one in framed]))
+    def places(self, schema: Schema, prompt: SchemaPrompt, framed: Framed) -> SchemaPlaces:
+        return _places(prompt, framed)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
-        work, notes = prepared.work, cast("_Notes", prepared.notes)
-        rows = cast("Sequence[tuple[Array, Array, SparseRow]]", outputs)
-        if not isinstance(work, EntitiesWork | StructureWork):
-            raise unsupported(work, self._card)
-        items = []
-        for number, (text, words, row) in enumerate(zip(work.texts, notes.words, rows, strict=True)):
-            found = _Answers(text, words, self._width, notes, row, item_path(number)).extraction()
-            if isinstance(work, EntitiesWork) and work.flat:
-                found = Extraction(entities=apart(found.entities))
-            items.append(found)
-        return ExtractResult(items)
-
-
-def schema_of(work: EntitiesWork | StructureWork, card: Card) -> tuple[Schema, str]:
-    """The work's schema and its path in a request. Raises InvalidInput for one that asks for nothing."""
-    if isinstance(work, EntitiesWork):
-        need_labels(work.labels, card, "entities.labels")
-        return Schema(tuple(map(SchemaLabel, dict.fromkeys(work.labels))), threshold=work.threshold), "entities.labels"
-    schema = work.schema
-    if not (schema.entities or schema.classifications or schema.relations or schema.structures):
-        raise InvalidInput("the schema asks for nothing", field="structure")
-    return schema, "structure"
-
-
-def ended(text: str) -> str:
-    """The text as the model reads it: it ends as a sentence does."""
-    return text if text.endswith(_ENDINGS) else f"{text}."
+    def answer(self, text: str, words: Words, notes: SchemaNotes, output: Output, path: str) -> Extraction:
+        row = cast("tuple[Array, Array, SparseRow]", output)
+        return _Answers(text, words, self._width, notes, row, path).extraction()
 
 
 def _places(prompt: SchemaPrompt, framed: Framed) -> SchemaPlaces:
@@ -128,7 +84,9 @@ class AnswerBound:
 class _Answers:
     """One text's answers, from the head's output for it."""
 
-    def __init__(self, text: str, words: Words, width: int, notes: _Notes, row: tuple[Array, Array, SparseRow], path: str) -> None:
+    def __init__(
+        self, text: str, words: Words, width: int, notes: SchemaNotes, row: tuple[Array, Array, SparseRow], path: str
+    ) -> None:
         self._text, self._words, self._notes = text, words, notes
         self._counts, self._classes, self._found = row
         self._starts, self._ends = spans_of(len(words), width)
@@ -235,15 +193,3 @@ def _labels(question: SchemaClassification, logits: Array) -> tuple[LabelScore, 
     if question.threshold is None:
         return ranked
     return tuple(one for number, one in enumerate(ranked) if number == 0 or np.float32(one.score) >= np.float32(question.threshold))
-
-
-def apart(entities: Sequence[Entity]) -> tuple[Entity, ...]:
-    """The best of the entities, none of which overlap, in their order."""
-    if not entities:
-        return ()
-    starts, ends = (
-        np.array(places, dtype=np.int64) for places in zip(*((one.start, one.end - 1) for one in entities), strict=True)
-    )
-    scores = np.array([one.score for one in entities], dtype=np.float32)
-    chosen = choose(Candidates(starts, ends, np.arange(len(entities)), scores), int(ends.max()) + 1, flat=True)
-    return tuple(entities[number] for number in chosen.labels)
