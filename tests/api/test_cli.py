@@ -215,8 +215,9 @@ def test_extract_written(run: Run, router: FakeRouter) -> None:
     assert found == {"text": "Ada sails", "written": "a text about Ada sails", "finish_reason": "length"}
     assert run(*arguments, "Bob sings").out == "a text about Ada sails …\n\na text about Bob sings …\n"
     assert run(*arguments[:4], "--max-tokens", "4097").code != 0
-    streamed = run(*arguments, "--stream").out
-    assert streamed == "a text abou\n[the worker was lost; from the beginning:]\na text about Ada sails …\n"
+    streamed = run(*arguments, "--stream")
+    assert streamed.out == "a text abou\na text about Ada sails\n"
+    assert streamed.err == "the worker was lost; the text begins anew:\nthe text was cut off at its longest (--max-tokens)\n"
     assert router.calls[-1].request.text.max_tokens == 7  # type: ignore[attr-defined]
     for wrong in (("Bob sings",), ("--json",), ("--output", "x.jsonl")):
         assert run(*arguments, "--stream", *wrong).code == 2

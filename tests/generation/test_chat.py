@@ -170,7 +170,7 @@ def test_a_placeholder_in_a_text_is_text(template: Callable[[str], ChatTemplate]
         ("nemotron", "uau", ["a", "b", "c /no_think"], "2", "'/no_think'"),
         ("glm 4", "uau", ["a", "b", "c /nothink"], "2", "'/nothink'"),
         ("llama 3", "uau", ["a", " \n", "b"], "1", "no text"),
-        ("qwen3", "uau", ["a", "<think>b</think>\n", "b"], "1", "no text, or thoughts alone"),
+        ("qwen3", "uau", ["a", "<think>b</think>\n", "b"], "1", "or only thoughts"),
     ],
 )
 def test_what_is_refused(

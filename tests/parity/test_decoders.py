@@ -529,8 +529,8 @@ BROKEN: dict[str, str] = {
     r"it has no place for the message of the role 'query'": "{{ messages[-1].content }}",
     r"it changes the texts of messages": "{{ messages[0].content | upper }} {{ messages[1].content | trim }}",
     r"is not Jinja": "{% for %}",
-    r"it cannot be rendered .*: only users speak": "{{ raise_exception('only users speak') }}",
-    r"it cannot be rendered .*access to attribute '__class__'": "{{ messages.__class__.__mro__ }}",
+    r"it cannot be rendered: only users speak": "{{ raise_exception('only users speak') }}",
+    r"it cannot be rendered: access to attribute '__class__'": "{{ messages.__class__.__mro__ }}",
     r"it cannot be rendered": "{{ messages[7].content }}{{ messages[8].content.x }}",
 }
 

@@ -110,7 +110,7 @@ EXTRACT = {
     ),
     "long schema": (pb.ExtractRequest(text=pb.TextTask(json_schema="é" * 16_385)), "text.json_schema"),
     "too many turns": (pb.ExtractRequest(text=pb.TextTask(turns=[said()] * 129)), "text.turns"),
-    "long turns": (pb.ExtractRequest(text=pb.TextTask(turns=[said(), said("é" * 65_536)])), "text.turns[1].text"),
+    "long turns": (pb.ExtractRequest(text=pb.TextTask(turns=[said(), said("é" * 65_536)])), "text.turns"),
     "an empty turn": (pb.ExtractRequest(text=pb.TextTask(turns=[said(), said(" \n")])), "text.turns[1].text"),
     "a turn of nobody": (pb.ExtractRequest(text=pb.TextTask(turns=[said(role=0)])), "text.turns[0].role"),
     "a turn of somebody": (pb.ExtractRequest(text=pb.TextTask(turns=[said(role=9)])), "text.turns[0].role"),

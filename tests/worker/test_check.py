@@ -22,6 +22,7 @@ from libs.models import Head, Output, PackedModel, load_model
 from libs.models.work import InputSequence
 from services.worker.check import selftest
 from services.worker.check.explain import Report, inspect
+from tests.generation.served import write
 from tests.models.test_int8 import write_outliers
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.glirel_models import make_reference as make_glirel
@@ -86,6 +87,15 @@ def test_each_fact_names_its_file_and_key(embedder: Path) -> None:
     assert facts["prompts"] == ("query: 'query: '", ('config_sentence_transformers.json prompts = {"query": "query: "}',))
     assert facts["default prompt"] == ("query", ('config_sentence_transformers.json default_prompt_name = "query"',))
     assert facts["tasks"] == ("encode, score, classify", ("follow from the kind",))
+
+
+def test_a_model_that_writes_is_explained_and_not_tested(check: Check, tmp_path: Path) -> None:
+    write("qwen3", tmp_path)
+    ran = check(tmp_path, "--json")
+    [report] = ran.json()
+    assert (ran.code, report["good"], report["refused"], report["tests"]) == (0, True, "", [])
+    assert "models that write are not tested here" in report["skipped"]
+    assert "no self-test: models that write" in " ".join(check(tmp_path).out.split())
 
 
 def test_sizes_are_those_of_the_tensors(embedder: Path) -> None:

@@ -106,7 +106,8 @@ class ChatPrompt:
                 what = f"the model's chat template treats messages with {found!r} in a way of its own"
                 raise InvalidInput(f"{what}, which is not served in a conversation", field=message.field)
             if not text.strip():
-                raise InvalidInput("the message has no text, or thoughts alone", field=message.field)
+                what = "the message has no text, or only thoughts, which the chat template leaves out"
+                raise InvalidInput(f"{what}: leave the message out, or send its answer too", field=message.field)
 
     def _has_thoughts(self, message: Message) -> bool:
         return bool(self.thoughts) and message.role == "assistant" and _THOUGHT in message.text

@@ -41,7 +41,13 @@ _RESIDENT: Final = models_pb2.MODEL_STATE_RESIDENT
 
 def error(problem: Problem) -> Answer:
     """`{"error": text}`."""
-    return Answer(json_of({"error": problem.message}), problem.status, headers=retry_headers(problem))
+    return Answer(json_of({"error": told(problem)}), problem.status, headers=retry_headers(problem))
+
+
+def told(problem: Problem) -> str:
+    """The message, of a bad request with its field, for which there is no other place."""
+    is_told = problem.status != 400 or not problem.field or problem.field in problem.message
+    return problem.message if is_told else f"{problem.field}: {problem.message}"
 
 
 OLLAMA: Final = Dialect("ollama", error)

@@ -526,8 +526,8 @@ def _check_turns(task: pb.TextTask) -> None:
         _check_enum(turn.role, pb.Turn.Role, f"{path}.role")
         _refuse(turn.role == pb.Turn.ROLE_UNSPECIFIED, f"{path}.role must be ROLE_USER or ROLE_ASSISTANT", f"{path}.role")
         characters += len(turn.text)
-        limits.TURNS_TEXT.check(characters, f"{path}.text")
         _refuse(not turn.text.strip(), f"{path}.text is empty", f"{path}.text")
+    limits.TURNS_TEXT.check(characters, "text.turns")
 
 
 def _check_labels(labels: Sequence[str], field: str, card: Card | None, *, required: bool = False) -> Sequence[str]:

@@ -187,8 +187,10 @@ def _task(task: Task) -> tuple[str, Message]:
 def _turn(number: int, turn: Turn) -> pb.Turn:
     field = f"text.turns[{number}]"
     if not isinstance(turn, tuple | list) or len(turn) != 2:
-        raise InvalidInput(f"{field} must be a role and a text", field=field)
+        raise InvalidInput(f'{field} must be a pair such as ("user", "Hello")', field=field)
     role, text = turn
+    if not isinstance(text, str):
+        raise InvalidInput(f"{field}[1] must be a str: only the item itself may have images", field=f"{field}.text")
     return message(pb.Turn, role=enum_value(f"{field}.role", role, _SPEAKERS), text=text)
 
 

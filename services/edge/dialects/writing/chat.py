@@ -84,8 +84,25 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     logprobs: bool | None = None
+    repetition_penalty: float | None = None
     tools: list[Any] | None = None
     functions: list[Any] | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: str | None = None
+    modalities: list[str] | None = None
     # Ours.
     adapter: str | None = None
     pool: str | None = None
@@ -142,6 +159,21 @@ def chat(received: Received) -> Question | Stream:
     return Question(EXTRACT, message, lambda reply: _answer(head, reply), fields=asked.fields())
 
 
+_GUIDES: Final = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
+"""vLLM's ways to ask for answers of a form."""
+_TEMPLATE: Final = "the prompt is made by the checkpoint's chat template"
+_OTHERS: Final = {
+    "echo": "the answer is what the model writes",
+    "ignore_eos": "the model's own end of a text is taken",
+    "min_tokens": "the model's own end of a text is taken",
+    "stop_token_ids": "the model's own end of a text is taken",
+    "chat_template": _TEMPLATE,
+    "chat_template_kwargs": _TEMPLATE,
+    "continue_final_message": "the last message is the user's",
+    "reasoning_effort": _TEMPLATE,
+}
+
+
 def _refuse_unsupported(request: ChatRequest) -> None:
     """What would change the text is refused, not ignored."""
     refusals = (
@@ -153,7 +185,17 @@ def _refuse_unsupported(request: ChatRequest) -> None:
             "frequency_penalty must be 0: repetition rules are the checkpoint's",
         ),
         (request.presence_penalty, "presence_penalty", "presence_penalty must be 0: repetition rules are the checkpoint's"),
+        (
+            request.repetition_penalty not in (None, 1),
+            "repetition_penalty",
+            "repetition_penalty must be 1: repetition rules are the checkpoint's",
+        ),
         (request.logit_bias, "logit_bias", "logit_bias is not supported"),
+        (request.best_of not in (None, 1), "best_of", "best_of must be 1: answers are greedy"),
+        (request.modalities not in (None, [], ["text"]), "modalities", "modalities may have text alone"),
+        (request.add_generation_prompt is False, "add_generation_prompt", "add_generation_prompt must be true"),
+        *((getattr(request, name), name, f"{name} is not supported: ask for JSON by response_format") for name in _GUIDES),
+        *((getattr(request, name), name, f"{name} is not supported: {why}") for name, why in _OTHERS.items()),
         (request.logprobs, "logprobs", "logprobs are not supported"),
         (request.tools, "tools", "tools are not supported: ask for JSON by response_format"),
         (request.functions, "functions", "functions are not supported: ask for JSON by response_format"),

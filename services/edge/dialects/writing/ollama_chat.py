@@ -13,7 +13,7 @@ import msgspec
 from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.dialects.ollama import LONG_AGO, OLLAMA, if_known, model_named
+from services.edge.dialects.ollama import LONG_AGO, OLLAMA, if_known, model_named, told
 from services.edge.dialects.writing.along import (
     Along,
     Asked,
@@ -34,7 +34,11 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     """`num_predict`: the most tokens; below 1: the model's own. Others are ignored."""
 
     num_predict: int | None = None
+    # Only with values that change nothing.
     stop: str | list[str] | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True):
@@ -56,6 +60,7 @@ class OllamaChatRequest(msgspec.Struct, kw_only=True):
     format: str | dict[str, Any] | None = None
     options: OllamaOptions | None = None
     tools: list[Any] | None = None
+    think: bool | str | None = None
 
 
 class OllamaGenerateRequest(msgspec.Struct, kw_only=True):
@@ -71,6 +76,8 @@ class OllamaGenerateRequest(msgspec.Struct, kw_only=True):
     suffix: str | None = None
     template: str | None = None
     raw: bool | None = None
+    think: bool | str | None = None
+    context: list[int] | None = None
 
 
 class OllamaWritten(msgspec.Struct, kw_only=True):
@@ -117,7 +124,7 @@ def chat(received: Received) -> Question | Stream:
 def generate(received: Received) -> Question | Stream:
     """`POST /api/generate`. Raises Problem."""
     request = read(OllamaGenerateRequest, received)
-    for field in ("suffix", "template", "raw"):
+    for field in ("suffix", "template", "raw", "context"):
         if getattr(request, field):
             raise invalid(f"{field} is not supported: the prompt is made by the checkpoint's chat template", field)
     system = [Told(request.system, "system")] if request.system else []
@@ -146,14 +153,28 @@ def _step(
     if said is None:
         return if_known(named, {**head, **write(""), "done": True, "done_reason": "load"})
     options = request.options or OllamaOptions()
-    if options.stop:
-        raise invalid("options.stop is not supported: the model's own end of a text is taken", "options.stop")
+    _refuse_unsupported(request.think, options)
     most = options.num_predict if options.num_predict is not None and options.num_predict > 0 else None
     asked = Asked(named, said, (most, "options.num_predict"), _schema(request.format))
     lines = _Lines(head, write)
     if request.stream is False:
         return Question(EXTRACT, asked.request(), lambda reply: Answer(lines.whole(reply)), fields=asked.fields())
     return Stream(EXTRACT_STREAM, asked.request(), lines.tell, is_last, _failed, LINES, asked.fields())
+
+
+def _refuse_unsupported(think: bool | str | None, options: OllamaOptions) -> None:
+    """What would change the text is refused, not ignored."""
+    rules = "repetition rules are the checkpoint's"
+    refusals = (
+        (think is not None, "think", "is not supported: whether a model thinks is its chat template's affair"),
+        (options.stop, "options.stop", "is not supported: the model's own end of a text is taken"),
+        (options.repeat_penalty not in (None, 1), "options.repeat_penalty", f"must be 1: {rules}"),
+        (options.presence_penalty, "options.presence_penalty", f"must be 0: {rules}"),
+        (options.frequency_penalty, "options.frequency_penalty", f"must be 0: {rules}"),
+    )
+    for is_asked, field, why in refusals:
+        if is_asked:
+            raise invalid(f"{field} {why}", field)
 
 
 def _schema(given: str | dict[str, Any] | None) -> tuple[dict[str, Any] | None, str]:
@@ -166,7 +187,7 @@ def _schema(given: str | dict[str, Any] | None) -> tuple[dict[str, Any] | None, 
 
 def _failed(problem: Problem) -> bytes:
     """A line that Ollama's clients raise."""
-    return line_of({"error": problem.message}) + b"\n"
+    return line_of({"error": told(problem)}) + b"\n"
 
 
 class _Lines:

@@ -61,20 +61,27 @@ def written(
 
 
 def _stream(client: Client, run: Invocation, task: ReadText, serving: Serving) -> None:
-    """Prints one text as it is written. Raises BadParameter for more than one item, or with a file or JSON to write to."""
+    """Prints one text as it is written; beside a redirected one, that it begins anew or was cut off is told on stderr.
+
+    Raises BadParameter for more than one item, or with a file or JSON to write to."""
     if len(run.records) != 1 or run.as_json or run.output is not None:
         raise typer.BadParameter("--stream prints the text of one item, without --json and --output")
     given, shown = serving.arguments(), 0
     options = {name: given[name] for name in ("truncation", "pool", "priority")}
     for part in client.extract_stream(run.model, run.items, task, **options):
         if isinstance(part, Delta):
-            text = f"\n[the worker was lost; from the beginning:]\n{part.text}" if part.restarted else part.text
-            shown += len(text)
-            sys.stdout.write(printable(text))
+            if part.restarted and shown:
+                sys.stdout.write("\n")
+                sys.stdout.flush()
+                sys.stderr.write("the worker was lost; the text begins anew:\n")
+            shown += len(part.text)
+            sys.stdout.write(printable(part.text))
             sys.stdout.flush()
         else:
-            ended = " …" if part[0].finish_reason == "length" else ""
-            sys.stdout.write(f"{'' if shown else printable(part[0].text)}{ended}\n")
+            sys.stdout.write(f"{'' if shown else printable(part[0].text)}\n")
+            if part[0].finish_reason == "length":
+                sys.stdout.flush()
+                sys.stderr.write("the text was cut off at its longest (--max-tokens)\n")
 
 
 @connected
