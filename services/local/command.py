@@ -128,7 +128,8 @@ async def _serve(settings: Settings, console: Console) -> None:
 
 
 def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
-    names = [entry.partition("=")[0] for entry in settings.models.split(":") if "=" in entry]
+    entries = list(filter(None, settings.models.split(":")))
+    names = [entry.partition("=")[0] if "=" in entry else f"those in {entry}" for entry in entries]
     model = example_model(settings.models, settings.stores)
     console.print(f"[bold]Shoal is up[/bold] on {mesh.address}: {settings.workers} worker(s) x {settings.threads} thread(s)")
     if mesh.http_address:
@@ -141,7 +142,7 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
         console.print(
             f"devices {', '.join(f'cuda {name}' for name in settings.accelerators)}, one for each worker", highlight=False
         )
-    console.print(f"models  {', '.join(names) or 'those in the given folders'}", highlight=False)
+    console.print(f"models  {', '.join(names) or 'none in folders'}", highlight=False)
     if settings.stores:
         console.print(f"        any other model is downloaded from {settings.stores} on its first request", highlight=False)
     if mesh.scheduler_address:
