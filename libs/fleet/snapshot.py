@@ -91,6 +91,8 @@ class WorkerRecord:
     """The subject of the credential that the heartbeat came with; empty where none is used."""
     kernels: str = ""
     """The native kernels that a CPU worker uses, or "none: " and why."""
+    local_models_only: bool = False
+    """It has no store: it can load only models that it has on disk."""
     held: tuple[WorkerModelRecord, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -120,6 +122,7 @@ class WorkerRecord:
             wasted_seconds=heartbeat.wasted_seconds,
             subject=heartbeat.subject,
             kernels=heartbeat.kernels,
+            local_models_only=heartbeat.local_models_only,
         )
 
     @property

@@ -71,7 +71,7 @@ class Router:
         self.flight = Flight(limit_bytes=settings.in_flight_bytes)
         # Jobs, and the pulls that wait for them.
         self.waiters = Waiters()
-        bells = Bells(self.waiters, self.fleet, self.view, background)
+        bells = Bells(self.waiters, self.fleet, self.view, background, settings.claim_after_seconds)
         self.dispatcher = Dispatcher(
             self.lanes, bells, self.view, background, outstanding, max_queued_tokens=settings.max_queued_tokens
         )

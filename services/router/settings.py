@@ -56,6 +56,8 @@ class Settings:
     lease_ms: int = 15_000
     max_attempts: int = 3
     """Workers that may die with a job before it is given up."""
+    claim_after_seconds: float = 0.5
+    """How long a model that no worker has is left to the leading scheduler before a waiting worker may claim it."""
     log_level: LogLevel = "INFO"
 
     def __post_init__(self) -> None:
@@ -70,6 +72,7 @@ class Settings:
         check(0 <= self.grace_seconds <= 600, "SHOAL_GRACE_SECONDS", "0..600")
         check(1000 <= self.lease_ms <= 600_000, "SHOAL_LEASE_MS", "1000..600000")
         check(1 <= self.max_attempts <= 100, "SHOAL_MAX_ATTEMPTS", "1..100")
+        check(0 <= self.claim_after_seconds <= 60, "SHOAL_CLAIM_AFTER_SECONDS", "0..60")
 
     @property
     def instance(self) -> str:
@@ -96,6 +99,7 @@ class Settings:
             grace_seconds=number(environ, "SHOAL_GRACE_SECONDS", 25.0),
             lease_ms=int(number(environ, "SHOAL_LEASE_MS", 15_000)),
             max_attempts=int(number(environ, "SHOAL_MAX_ATTEMPTS", 3)),
+            claim_after_seconds=number(environ, "SHOAL_CLAIM_AFTER_SECONDS", 0.5),
             log_level=choice(environ, "SHOAL_LOG_LEVEL", "INFO", LOG_LEVELS),
         )
 
@@ -120,6 +124,7 @@ class Settings:
             "grace_seconds": self.grace_seconds,
             "lease_ms": self.lease_ms,
             "max_attempts": self.max_attempts,
+            "claim_after_seconds": self.claim_after_seconds,
         }
 
 

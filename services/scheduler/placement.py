@@ -404,10 +404,20 @@ class _Planner:
         return False
 
     def _banned(self, at: Site, room: Room) -> set[int]:
-        """Rows of workers that hold the model already, or will, or recently evicted it or failed to load it."""
+        """Rows of workers that hold the model already, or will, or recently evicted it or failed to load it, or lack its files."""
         excluded = [*self._sites[at].known, *self._fleet.failures.get(at[1], ())]
         excluded += [worker_id for worker_id, model in self._evicted if model == at[1]]
-        return {room.rows[worker_id] for worker_id in excluded if worker_id in room.rows}
+        return {room.rows[worker_id] for worker_id in excluded if worker_id in room.rows} | self._without_files(at, room)
+
+    def _without_files(self, at: Site, room: Room) -> set[int]:
+        """Rows of workers that can load only what they have on disk, and lack the model, while another worker has it. Where nobody who
+        has it can load it, they are asked all the same, so that callers hear the reason instead of waiting."""
+        if not room.local:
+            return set()
+        model, failed = at[1], self._fleet.failures.get(at[1], {})
+        if not any(model in worker.models and worker.worker_id not in failed for worker in room.workers):
+            return set()
+        return {row for row in room.local if model not in room.workers[row].models}
 
     def _victims(self, room: Room, row: int, challenger: Challenger) -> list[WorkerModelRecord] | None:
         """The expected victims: only surplus copies if they suffice. None: the rules do not allow evicting enough now."""

@@ -36,12 +36,13 @@ class Room:
 
     free: bytes that are neither used nor reserved. idle: bytes of idle models, which may be evicted at once for waiting work. old:
     those of them that may be evicted for a model without waiting work, too. movable: bytes of all models that are not pinned.
-    seconds: for how long each worker has work. loads: loads in progress.
+    seconds: for how long each worker has work. loads: loads in progress. local: rows of workers that cannot fetch models.
     """
 
     def __init__(self, workers: Sequence[WorkerRecord]) -> None:
         self.workers = sorted(workers, key=lambda worker: worker.worker_id)
         self.rows = {worker.worker_id: row for row, worker in enumerate(self.workers)}
+        self.local = [row for row, worker in enumerate(self.workers) if worker.local_models_only]
         self.free: Floats = np.array([worker.free_bytes for worker in self.workers], dtype=np.float64)
         self.idle, self.old, self.movable, self.seconds = (np.zeros(len(self.workers)) for _ in range(4))
         self.loads = np.zeros(len(self.workers), dtype=np.int64)

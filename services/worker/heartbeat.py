@@ -153,6 +153,7 @@ class Heartbeat:
             host_used_bytes=self._residency.host_used_bytes,
             plan=self._plan,
             wire_version=WIRE_VERSION,
+            local_models_only=not self._residency.can_fetch,
             device_seconds=self._waste.device_seconds,
             wasted_seconds=self._waste.wasted_seconds,
             preempted_in_seconds=None if self._gone_at is None else max(0.0, self._gone_at - time.time()),

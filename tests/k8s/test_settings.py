@@ -75,6 +75,7 @@ GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
     ),
     "router": _BOTH
     | {
+        "SHOAL_CLAIM_AFTER_SECONDS",
         "SHOAL_CONNECTION_SECONDS",
         "SHOAL_DEADLINE_SECONDS",
         "SHOAL_DEFAULT_POOL",  # pools.yaml says it

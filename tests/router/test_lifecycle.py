@@ -228,6 +228,18 @@ async def test_a_download_is_shown(redis_url: str) -> None:
         assert "3,000 of 4,000 bytes" in explained.workers[0].reason
 
 
+async def test_a_worker_that_can_never_have_a_model_is_explained(redis_url: str) -> None:
+    async with router(redis_url) as client:
+        cold = worker_pb2.WorkerModel(model=MODEL, state=models_pb2.MODEL_STATE_COLD)
+        for name, models in (("has", [cold]), ("lacks", [])):
+            await worker_stub(client.channel).Heartbeat(
+                worker_pb2.HeartbeatRequest(worker_id=name, epoch="1", pool="cpu", models=models, local_models_only=True)
+            )
+        explained = await client.mesh.ExplainPlacement(mesh_pb2.ExplainPlacementRequest(model=MODEL))
+        reasons = {one.worker_id: (one.eligible, "SHOAL_STORES" in one.reason) for one in explained.workers}
+        assert reasons == {"has": (True, False), "lacks": (False, True)}
+
+
 async def test_a_worker_that_asks_wrongly_is_told(redis_url: str) -> None:
     async with router(redis_url) as client:
         stub = worker_stub(client.channel)

@@ -64,7 +64,7 @@ async def watched(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     await fleet.report(worker_pb2.HeartbeatRequest(worker_id="w", epoch="e", pool="cpu"))
     await lanes.enqueue(LANE, [[job("held", deadline_ms=2**52)]], max_tokens=-1, ring=False)
     await lanes.pull(LANE, worker_id="w", batch_id="e-1", budget_tokens=1, budget_jobs=1)
-    bells = Bells(Waiters(), fleet, View(fleet), background)
+    bells = Bells(Waiters(), fleet, View(fleet), background, claim_after_seconds=0.5)
     yield Presence(lanes, fleet, bells, background), fleet, lanes, background
     await background.finished()
 

@@ -59,6 +59,7 @@ def worker(
     preempted_in: float | None = None,
     beat_ms: int = NOW_MS,
     plan: int = 0,
+    local: bool = False,
 ) -> WorkerRecord:
     used = sum(one.bytes for one in models if one.state in (RESIDENT, LOADING))
     return WorkerRecord(
@@ -74,6 +75,7 @@ def worker(
         {one.model: one for one in models},
         preempted_in_seconds=preempted_in,
         plan=plan,
+        local_models_only=local,
     )
 
 

@@ -91,6 +91,23 @@ def test_the_only_worker_with_the_model_on_disk_is_found_among_many() -> None:
     assert loads(plan(state(*workers, queued={"a": 1, "b": 1000})))["a"] == ["w071"]
 
 
+def test_workers_that_cannot_fetch_get_only_what_they_have_on_disk() -> None:
+    here, busy = worker("here", holds("a", COLD), local=True), worker("busy", holds("a", COLD), holds("b", speed=10.0), local=True)
+    lacks, fetches = worker("lacks", local=True), worker("fetches")
+    queued = {"a": 10, "b": 1000}
+    for draw in range(4):
+        assert loads(plan(state(busy, lacks, queued=queued, draw=draw)))["a"] == ["busy"]
+        assert loads(plan(state(busy, lacks, fetches, queued=queued, draw=draw)))["a"] == ["fetches"]
+        assert loads(plan(state(here, busy, lacks, queued=queued, draw=draw)))["a"] == ["here"]
+
+
+def test_where_nobody_can_load_a_model_workers_without_it_are_asked_for_the_reason() -> None:
+    assert loads(plan(state(worker("lacks", local=True), queued={"a": 10}))) == {"a": ["lacks"]}
+    broken = worker("broken", holds("a", COLD), local=True)
+    failures = {"a": {"broken": BROKEN}}
+    assert loads(plan(state(broken, worker("lacks", local=True), queued={"a": 10}, failures=failures))) == {"a": ["lacks"]}
+
+
 @pytest.mark.parametrize(
     "excluded",
     [

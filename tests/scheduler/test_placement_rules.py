@@ -46,6 +46,7 @@ def some_worker(chance: random.Random, name: str) -> WorkerRecord:
         preempted_in=60.0 if chance.random() < 0.15 else None,
         beat_ms=NOW_MS - chance.randrange(2000),
         plan=chance.randrange(4),
+        local=chance.random() < 0.3,
     )
 
 
@@ -106,8 +107,16 @@ def check_places(loads: list[Order], asked: PlanInput) -> None:
         assert not one.draining
         assert one.preempted_in_seconds is None
         assert one.worker_id not in asked.fleet.failures.get(order.model, {})
+        assert may_have(one, order.model, asked)
         assert one.state(order.model) not in (*COMING, RESIDENT) or one.models[order.model].leaving
     assert max(Counter(order.worker_id for order in loads).values(), default=0) <= LOADS_AT_ONCE
+
+
+def may_have(one: WorkerRecord, model: str, asked: PlanInput) -> bool:
+    """Whether the worker can come by the model's files, or nobody who has them can load it."""
+    failed = asked.fleet.failures.get(model, {})
+    able = [other for other in asked.fleet.workers.values() if model in other.models and other.worker_id not in failed]
+    return model in one.models or not one.local_models_only or not [other for other in able if not other.is_going]
 
 
 def check_eviction(order: Order, asked: PlanInput) -> None:
@@ -144,7 +153,8 @@ def test_a_cold_model_with_work_is_placed_if_a_worker_could_hold_it(asked: PlanI
             continue
         made = plan(PlanInput(asked.fleet, {lane: asked.gauges[lane]}, {}, {}, (), asked.draw))
         failed = asked.fleet.failures.get(model, {})
-        rooms = [room_bytes(one) for one in staying if one.worker_id not in failed and loading(one) < LOADS_AT_ONCE]
+        able = [one for one in staying if one.worker_id not in failed and may_have(one, model, asked)]
+        rooms = [room_bytes(one) for one in able if loading(one) < LOADS_AT_ONCE]
         if asked.fleet.verdict(model, "cpu") is not None or max(rooms, default=-1) < SIZES[model]:
             assert model not in {order.model for order in made.orders}
             assert made.notes[model].startswith(("held back", "given up"))

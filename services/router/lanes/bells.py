@@ -13,7 +13,7 @@ from shoal.v1 import models_pb2
 
 from libs.fleet import Fleet
 from libs.queue import LaneGauges, LaneKey
-from services.router.lanes.offers import UNSERVED_SECONDS, is_led, is_served, may_offer
+from services.router.lanes.offers import is_led, is_served, may_offer
 from services.router.lanes.waiters import Waiter, Waiters
 from services.router.state.background import Background
 from services.router.state.view import View
@@ -37,11 +37,13 @@ _NEARNESS: Final = {models_pb2.MODEL_STATE_WARM: 2, models_pb2.MODEL_STATE_COLD:
 class Bells:
     """Wakes waiting pulls, and lets one worker claim a lane whose model has no resident copy, or too few."""
 
-    def __init__(self, waiters: Waiters, fleet: Fleet, view: View, background: Background) -> None:
+    def __init__(self, waiters: Waiters, fleet: Fleet, view: View, background: Background, claim_after_seconds: float) -> None:
+        """`claim_after_seconds`: how long a model that no worker has, or is loading, is left to the leading scheduler."""
         self.waiters = waiters
         self._fleet = fleet
         self._view = view
         self._background = background
+        self._claim_after = claim_after_seconds
         # The state: lanes with work for which no waiting pull was found, and since when (the loop's clock); those of them whose
         # offer is delayed; when a lane's next lease may expire, by Redis' clock.
         self._unplaced: dict[LaneKey, float] = {}
@@ -129,7 +131,7 @@ class Bells:
         if is_served(lane, snapshot):
             self._unplaced[lane] = now  # the lane counts as unserved from when its last copy is gone
             return 0.0 if lane.adapter else math.inf
-        return max(0.0, self._unplaced[lane] + UNSERVED_SECONDS - now)
+        return max(0.0, self._unplaced[lane] + self._claim_after - now)
 
     def _offer_in_time(self, lane: LaneKey) -> None:
         """Offers an unplaced lane to workers, now or when the scheduler's time for it is over."""

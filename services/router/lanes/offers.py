@@ -1,7 +1,7 @@
 """Decides whether a waiting worker is offered a lane that no waiting pull can serve. Pure; `bells.py` makes the claim.
 
-While a scheduler leads, it places models, and routers offer only those that no worker has had for half a second. Adapters are
-placed by routers alone: workers that have the model load them.
+While a scheduler leads, it places models, and routers offer only those that no worker has had for half a second
+(`SHOAL_CLAIM_AFTER_SECONDS`). Adapters are placed by routers alone: workers that have the model load them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from shoal.v1 import models_pb2
 from libs.fleet import COMING, FleetSnapshot, WorkerModelRecord, WorkerRecord, may_claim
 from libs.queue import LaneGauges, LaneKey
 
-UNSERVED_SECONDS: Final = 0.5
-"""How long a model that no worker has, or is loading, is left to the leading scheduler."""
 LED_MS: Final = 5000
 """A leader whose last plan is older does not count as leading."""
 ADAPTER_SECONDS: Final = 1.0

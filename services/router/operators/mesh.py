@@ -191,6 +191,8 @@ def _explain(worker: WorkerRecord, pools: Sequence[str], gauges: LaneGauges, sna
         return False, "it is draining"
     if failure is not None:
         return False, f"it failed to load the model: {failure.message}"
+    if worker.local_models_only and record is None and any(model in other.models for other in snapshot.in_pool(worker.pool)):
+        return False, "it does not have the model on disk, and no store to fetch it from (SHOAL_STORES)"
     where = " from host memory" if state == models_pb2.MODEL_STATE_WARM else ""
     if may_claim(gauges, snapshot, worker.worker_id) and not is_led(snapshot):
         return True, f"it may claim the model now{where}: {gauges.queued_tokens:,} tokens wait"

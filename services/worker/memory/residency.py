@@ -215,6 +215,11 @@ class Residency:
         return self._space.host.used_bytes - self._space.reclaimable_host_bytes
 
     @property
+    def can_fetch(self) -> bool:
+        """Whether models that are not on disk can be fetched from a store."""
+        return self._files.can_fetch
+
+    @property
     def image_cache_bytes(self) -> int:
         """What kept outputs of images take. Any thread."""
         return self._space.images.used_bytes

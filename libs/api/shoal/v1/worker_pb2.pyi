@@ -207,7 +207,7 @@ class WorkerModel(_message.Message):
     def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[_models_pb2.ModelState, str]] = ..., bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., pinned: bool = ..., card: _Optional[_Union[_models_pb2.ModelCard, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., downloaded_bytes: _Optional[int] = ..., download_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., activation_bytes_per_token: _Optional[float] = ..., adapters: _Optional[_Iterable[str]] = ..., leaving: bool = ..., held_jobs: _Optional[int] = ..., resident_seconds: _Optional[float] = ..., failed_adapters: _Optional[_Mapping[str, Failure]] = ..., measured_batch_tokens: _Optional[int] = ..., data_type: _Optional[str] = ..., tokens_per_byte: _Optional[float] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "epoch", "pool", "device", "memory_bytes", "used_bytes", "models", "batches", "draining", "batch_tokens", "leaving", "directive_seq", "host_memory_bytes", "host_used_bytes", "preempted_in_seconds", "plan", "wire_version", "device_seconds", "wasted_seconds", "subject", "kernels")
+    __slots__ = ("worker_id", "epoch", "pool", "device", "memory_bytes", "used_bytes", "models", "batches", "draining", "batch_tokens", "leaving", "directive_seq", "host_memory_bytes", "host_used_bytes", "preempted_in_seconds", "plan", "wire_version", "device_seconds", "wasted_seconds", "subject", "kernels", "local_models_only")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +229,7 @@ class HeartbeatRequest(_message.Message):
     WASTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_MODELS_ONLY_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: str
     pool: str
@@ -250,7 +251,8 @@ class HeartbeatRequest(_message.Message):
     wasted_seconds: float
     subject: str
     kernels: str
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., models: _Optional[_Iterable[_Union[WorkerModel, _Mapping]]] = ..., batches: _Optional[_Iterable[_Union[HeldBatch, _Mapping]]] = ..., draining: bool = ..., batch_tokens: _Optional[int] = ..., leaving: bool = ..., directive_seq: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., host_used_bytes: _Optional[int] = ..., preempted_in_seconds: _Optional[float] = ..., plan: _Optional[int] = ..., wire_version: _Optional[int] = ..., device_seconds: _Optional[float] = ..., wasted_seconds: _Optional[float] = ..., subject: _Optional[str] = ..., kernels: _Optional[str] = ...) -> None: ...
+    local_models_only: bool
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., models: _Optional[_Iterable[_Union[WorkerModel, _Mapping]]] = ..., batches: _Optional[_Iterable[_Union[HeldBatch, _Mapping]]] = ..., draining: bool = ..., batch_tokens: _Optional[int] = ..., leaving: bool = ..., directive_seq: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., host_used_bytes: _Optional[int] = ..., preempted_in_seconds: _Optional[float] = ..., plan: _Optional[int] = ..., wire_version: _Optional[int] = ..., device_seconds: _Optional[float] = ..., wasted_seconds: _Optional[float] = ..., subject: _Optional[str] = ..., kernels: _Optional[str] = ..., local_models_only: bool = ...) -> None: ...
 
 class Directive(_message.Message):
     __slots__ = ("seq", "load_model", "evict_model", "pin_model", "unpin_model", "drain", "plan")
