@@ -410,8 +410,9 @@ class _Planner:
         return {room.rows[worker_id] for worker_id in excluded if worker_id in room.rows} | self._without_files(at, room)
 
     def _without_files(self, at: Site, room: Room) -> set[int]:
-        """Rows of workers that can load only what they have on disk, and lack the model, while another worker has it. Where nobody who
-        has it can load it, they are asked all the same, so that callers hear the reason instead of waiting."""
+        """Rows of workers that can load only what they have on disk, and lack the model, while another worker has it.
+
+        Where nobody who has it can load it, they are asked all the same, so that callers hear the reason instead of waiting."""
         if not room.local:
             return set()
         model, failed = at[1], self._fleet.failures.get(at[1], {})
