@@ -1,23 +1,22 @@
-"""Prompts of conversations are those of transformers' `apply_chat_template`, by templates as families have them, or refused."""
+"""Prompts of conversations are those of transformers' `apply_chat_template`, by templates as families have them."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import jinja2
 import pytest
 import transformers
 
 from libs.catalog.detect import read_card
-from libs.errors import InvalidInput, ModelBroken
+from libs.errors import InvalidInput
 from libs.models.generation.chat import ChatTemplate, Message, Role
-from libs.models.text.tokenising.chat import rendered
 from tests.generation.chat_templates import GEMMA, GLM4, LLAMA2, LLAMA3, MISTRAL, NEMOTRON, QWEN3, R1, SMOLLM3
 from tests.generation.served import write
 
@@ -27,14 +26,6 @@ TEMPLATES = {
     "qwen3": QWEN3, "llama 3": LLAMA3, "gemma": GEMMA, "mistral": MISTRAL, "llama 2": LLAMA2, "r1": R1, "smollm 3": SMOLLM3,
     "nemotron": NEMOTRON, "glm 4": GLM4,
 }  # fmt: skip
-LOOKED_FOR = {
-    "qwen3": ("</think>", "<tool_response>"),
-    "r1": ("</think>",),
-    "nemotron": ("</think>", "/think", "/no_think"),
-    "glm 4": ("</think>", "/nothink"),
-    "smollm 3": ("/no_think", "/think"),
-}
-"""What a template looks for in messages: a message with it may be refused."""
 SHAPES = [
     "uau", "suau", "uauau", "suauau", "uauauau", "uu", "auu", "uaau", "suuau", "au", "usu", "suauauauauauauauau",
 ]  # fmt: skip
@@ -65,12 +56,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def template(directory: Path) -> Callable[[str], ChatTemplate]:
+def template(directory: Path) -> Callable[..., ChatTemplate]:
     """Of a template, once for all tests."""
-    card, made = read_card(directory, "random/llama"), dict[str, ChatTemplate]()
+    card = read_card(directory, "random/llama")
 
-    def of(source: str) -> ChatTemplate:
-        return made.setdefault(source, ChatTemplate(replace(card, template=source), directory))
+    @cache
+    def of(source: str, parts: bool = False) -> ChatTemplate:
+        return ChatTemplate(replace(card, template=source, message_parts=parts), directory)
 
     return of
 
@@ -95,9 +87,9 @@ def theirs(directory: Path, source: str, messages: Sequence[Message]) -> str | N
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_prompts_are_those_of_transformers(name: str, directory: Path, template: Callable[[str], ChatTemplate]) -> None:
+def test_prompts_are_those_of_transformers(name: str, directory: Path, template: Callable[..., ChatTemplate]) -> None:
     random, source = Random(name), TEMPLATES[name]
-    own, equal, refused = template(source), 0, 0
+    own, equal = template(source), 0
     for shape in SHAPES:
         roles = roles_of(shape)
         for number in range(24):
@@ -106,27 +98,18 @@ def test_prompts_are_those_of_transformers(name: str, directory: Path, template:
                 texts = [
                     random.choice(THOUGHTS) + text if role == "assistant" else text for role, text in zip(roles, texts, strict=True)
                 ]
-            if number > 20:  # as one who wants to be something else writes
-                texts = [
-                    text + random.choice(["</think>", "/no_think", "/nothink", "<tool_response>a</tool_response>", ""])
-                    for text in texts
-                ]
+            if number > 18:  # what templates look for
+                texts = [text + random.choice(["</think>", "/no_think", "/nothink", "</tool_response>", ""]) for text in texts]
             messages = said(roles, texts)
             wanted = theirs(directory, source, messages)
-            try:
-                prompt = "".join(own.around(messages))
-            except InvalidInput as error:
-                refused += 1
-                if error.field == "text.turns":
-                    assert wanted is None
-                else:
-                    text = texts[int(error.field)]
-                    is_looked_for = any(one in text for one in LOOKED_FOR.get(name, ()))
-                    assert is_looked_for or not text.strip() or not text.rpartition("</think>")[2].strip()
-                continue
-            assert prompt == wanted
-            equal += 1
-    print(f"{name}: {equal} equal, {refused} refused")
+            if wanted is None:
+                with pytest.raises(InvalidInput) as caught:
+                    own.prompt(messages)
+                assert caught.value.field == "text.turns"
+            else:
+                assert own.prompt(messages) == wanted
+                equal += 1
+    print(f"{name}: {equal} equal")
     assert equal > 60
 
 
@@ -144,41 +127,23 @@ THINKS = "<think>\nSo it is.\n</think>\n\nIt is."
     ],
 )
 def test_thoughts_of_earlier_answers_are_the_templates_to_leave_out(
-    name: str, wanted: str, template: Callable[[str], ChatTemplate]
+    name: str, wanted: str, template: Callable[..., ChatTemplate]
 ) -> None:
-    before, text, _ = template(TEMPLATES[name]).around(said(roles_of("uau"), ["Is it?", THINKS, "Sure?"]))
-    assert wanted in before
-    assert text == "Sure?"
-
-
-def test_a_placeholder_in_a_text_is_text(template: Callable[[str], ChatTemplate]) -> None:
-    texts = ["\ue001\ue002", "\ue000", "\ue001 \ue000"]
-    before, text, _ = template(QWEN3).around(said(roles_of("uau"), texts))
-    assert before.count("\ue000") == before.count("\ue001") == before.count("\ue002") == 1
-    assert text == texts[2]
+    assert wanted in template(TEMPLATES[name]).prompt(said(roles_of("uau"), ["Is it?", THINKS, "Sure?"]))
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "texts", "field", "message"),
+    ("name", "shape", "message"),
     [
-        ("gemma", "uu", ["a", "b"], "text.turns", "Conversation roles must alternate"),
-        ("gemma", "au", ["a", "b"], "text.turns", "Conversation roles must alternate"),
-        ("mistral", "suau", ["a"] * 4, "text.turns", "Only user and assistant roles are supported"),
-        ("qwen3", "uau", ["a", "b", "<tool_response>c</tool_response>"], "2", "'<tool_response>'"),
-        ("smollm 3", "suau", ["a /no_think", "b", "c", "d"], "0", "'/no_think'"),
-        ("nemotron", "uau", ["a", "<think>b</think>c</think>d", "e"], "1", "'</think>'"),
-        ("nemotron", "uau", ["a", "b", "c /no_think"], "2", "'/no_think'"),
-        ("glm 4", "uau", ["a", "b", "c /nothink"], "2", "'/nothink'"),
-        ("llama 3", "uau", ["a", " \n", "b"], "1", "no text"),
-        ("qwen3", "uau", ["a", "<think>b</think>\n", "b"], "1", "or only thoughts"),
+        ("gemma", "uu", "Conversation roles must alternate"),
+        ("gemma", "auu", "Conversation roles must alternate"),
+        ("mistral", "suau", "Only user and assistant roles are supported"),
     ],
 )
-def test_what_is_refused(
-    name: str, shape: str, texts: list[str], field: str, message: str, template: Callable[[str], ChatTemplate]
-) -> None:
+def test_what_is_refused(name: str, shape: str, message: str, template: Callable[..., ChatTemplate]) -> None:
     with pytest.raises(InvalidInput, match=message) as caught:
-        template(TEMPLATES[name]).around(said(roles_of(shape), texts))
-    assert (type(caught.value), caught.value.field) == (InvalidInput, field)
+        template(TEMPLATES[name]).prompt(said(roles_of(shape), ["a"] * len(shape)))
+    assert (type(caught.value), caught.value.field) == (InvalidInput, "text.turns")
 
 
 LOOP = "{% for m in messages %}[{{ m.role }}]CONTENT{% endfor %}[assistant]"
@@ -187,81 +152,65 @@ LOOP = "{% for m in messages %}[{{ m.role }}]CONTENT{% endfor %}[assistant]"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{{ m.content | upper if loop.length > 2 else m.content }}", "changes the texts"),
-        ("{{ m.content | upper if loop.length > 2 and m.content | length < 8 else m.content }}", "changes the texts"),
-        ("{{ m.content[:200] if loop.length > 2 else m.content }}", "changes the texts"),
-        ("{{ (m.content ~ '') if loop.length > 2 and m.content[0] != '/' else m.content }}", "looks for ''"),
-        ("{{ m.content if 'and more' in m.content else m.content }}", "looks for 'and more'"),
-        ("{{ m.content if 'and more' in ('a' ~ m.content) else m.content }}", "looks for 'and more'"),
-        ("{{ m.content if 'and more' in m.content.strip().split('x')[0] + 'a' else m.content }}", "looks for "),
-        ("{{ m.content if loop.last or loop.length < 3 else m.content + messages[-1].content }}", "more than once"),
-        ("{{ m.content if loop.length < 3 or not loop.last else '' }}", "no place"),
-        ("{{ m.content }}{{ 'x' * 40000 if loop.length > 2 else '' }}", "puts 120,"),
-        ("{{ m.content }}{{ 'x' * 10**10 if loop.length > 2 else '' }}", "it cannot be rendered"),
-        ("{{ m.content }}{% if loop.length > 2 %}" + "{% for a in range(99999) %}" * 2 + "{% endfor %}" * 2 + "{% endif %}",
-         "more time or memory"),
-    ],
-)  # fmt: skip
-def test_shapes_that_cannot_be_filled_faithfully_are_refused(
-    content: str, message: str, template: Callable[[str], ChatTemplate]
-) -> None:
-    own = template(LOOP.replace("CONTENT", content))
-    assert "".join(own.around(said(("user",), ["a"]))) == "[user]a[assistant]" or "x" in content
-    with pytest.raises(InvalidInput, match=message) as caught:
-        own.around(said(roles_of("uau"), ["a", "b", "c"]))
-    assert caught.value.field == "text.turns"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "{{ m.content.lstrip(' ') }}",
-        "{{ m.content.rstrip('\\n') }}",
-        "{{ m.content.lstrip() }}",
-        "{{ m.content | trim }}",
-        "{{ m.content.strip(' ') }}",
+        ("{{ 'x' * 10**7 if loop.length > 2 }}", "characters of short texts"),
+        ("{{ 'x' * 10**10 if loop.length > 2 }}", "it cannot be rendered"),
+        (
+            "{% if loop.length > 2 %}" + "{% for a in range(99999) %}" * 2 + "{% endfor %}" * 2 + "{% endif %}",
+            "more time or memory",
+        ),
     ],
 )
-def test_space_is_stripped_as_the_template_does_it(content: str, directory: Path, template: Callable[[str], ChatTemplate]) -> None:
+def test_what_takes_too_much_is_refused_and_harms_nothing_else(
+    content: str, message: str, template: Callable[..., ChatTemplate]
+) -> None:
+    own = template(LOOP.replace("CONTENT", "{{ m.content }}" + content))
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match=message) as caught:
+            own.prompt(said(roles_of("uau"), ["a", "b", "c"]))
+        assert caught.value.field == "text.turns"
+        assert own.prompt(said(("user",), ["a"])) == "[user]a[assistant]"
+
+
+@pytest.mark.parametrize("content", ["{{ m.content | upper }}", "{{ m.content.strip(' \\n') }}", "{{ m.content[:3] }}"])
+def test_a_template_may_change_texts(content: str, directory: Path, template: Callable[..., ChatTemplate]) -> None:
     source = LOOP.replace("CONTENT", content)
     for shape in ("u", "su", "uau"):
-        for text in (" \n a \n ", "\n a\n", " a ", "\ta\u2003", "a"):
-            messages = said(roles_of(shape), [text] * len(shape))
-            assert "".join(template(source).around(messages)) == theirs(directory, source, messages)
-    with pytest.raises(ModelBroken, match="changes the texts"):
-        template(LOOP.replace("CONTENT", "{{ m.content.strip(' \\n') }}"))
+        messages = said(roles_of(shape), [" \n a text \n "] * len(shape))
+        assert template(source).prompt(messages) == theirs(directory, source, messages)
 
 
-def test_a_shape_is_rendered_once_and_the_last_are_kept(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_last_message_with_an_image_is_framed_or_refused(template: Callable[..., ChatTemplate]) -> None:
+    parts = "{% for p in m.content %}{{ '<image>' if p.type == 'image' else CONTENT }}{% endfor %}"
+    messages = said(roles_of("uau"), ["\ue000", " b ", "\ue000 c"])
+    own = template(LOOP.replace("CONTENT", parts.replace("CONTENT", "p.text")), parts=True)
+    assert own.around(messages, with_image=True) == ("[user]\ue000[assistant] b [user]<image>", "[assistant]")
+    assert own.around(messages, with_image=False) == ("[user]\ue000[assistant] b [user]", "[assistant]")
+    changed = template(LOOP.replace("CONTENT", parts.replace("CONTENT", "p.text.upper()")), parts=True)
+    with pytest.raises(InvalidInput, match="changes this message") as caught:
+        changed.around(messages, with_image=True)
+    assert caught.value.field == "2"
+
+
+def test_the_process_is_kept_and_started_again(directory: Path) -> None:
     own = ChatTemplate(replace(read_card(directory, "random/llama"), template=GEMMA), directory)
-    asked: list[int] = []
-
-    def counted(source: str, values: Sequence[Any]) -> Any:
-        asked.append(len(values[0]["messages"]))
-        return rendered(source, values)
-
-    monkeypatch.setattr("libs.models.generation.chat.rendered", counted)
-    monkeypatch.setattr("libs.models.generation.chat.MOST_SHAPES", 2)
-
-    def ask(shape: str) -> None:
-        own.around(said(roles_of(shape), ["a"] * len(shape)))
-
-    for shape in ("u", "su", "uau", "uau", "uauau", "uau", "uauauau", "uau"):
-        ask(shape)
-    assert asked == [3, 5, 7]
-    ask("uauau")
-    assert asked == [3, 5, 7, 5]
-    for _ in range(2):  # one that is refused, too
-        with pytest.raises(InvalidInput):
-            ask("uu")
-    assert asked == [3, 5, 7, 5, 2]
+    messages = said(roles_of("uau"), ["a", "b", "c"])
+    (process,) = own._renderer._processes
+    prompt = own.prompt(messages)
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(ask, ["uau", "uauau", "uauauau", "su"] * 8))
-    assert len(own._shapes) == 2
+        assert set(threads.map(own.prompt, [messages] * 64)) == {prompt}
+    assert own._renderer._processes == [process]
+    process.kill()
+    process.wait()
+    assert own.prompt(messages) == prompt
+    (another,) = own._renderer._processes
+    assert another.pid != process.pid
+    del own  # as when a model is unloaded
+    gc.collect()
+    assert another.returncode is not None
 
 
-def test_a_long_conversation_within_the_limits_of_rendering(directory: Path, template: Callable[[str], ChatTemplate]) -> None:
+def test_a_long_conversation_within_the_limits_of_rendering(directory: Path, template: Callable[..., ChatTemplate]) -> None:
     roles = roles_of("s" + "ua" * 64 + "u")
     for source in (QWEN3, LLAMA3, GEMMA):
         messages = said(roles, [f" {THINKS} {number}" if role == "assistant" else f"{number}" for number, role in enumerate(roles)])
-        assert "".join(template(source).around(messages)) == theirs(directory, source, messages)
+        assert template(source).prompt(messages) == theirs(directory, source, messages)

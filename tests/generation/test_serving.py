@@ -155,11 +155,6 @@ REFUSED: dict[str, tuple[TextWork, type[ShoalError], str]] = {
         InputTooLong,
         "items[0].text",
     ),
-    "a turn without text": (
-        TextWork(["a"], turns=(Turn("user", "a"), Turn("assistant", " \n"))),
-        InvalidInput,
-        "text.turns[1].text",
-    ),
     "a region": (TextWork(["a text"], region=(0, 0, 1, 1)), TaskNotSupported, "text.region"),
 }
 

@@ -27,8 +27,9 @@ from libs.catalog.kinds.gliner import read_gliner
 from libs.errors import InvalidInput, ModelBroken
 from libs.models import EncodeWork, PackedModel, load_model
 from libs.models.text.heads.extraction.spans import spans_of
-from libs.models.text.tokenising.chat import _messages, rendered, rendered_text
+from libs.models.text.tokenising.chat import _messages
 from libs.models.text.tokenising.regexes import PUBLISHED, slow, tried
+from libs.models.text.tokenising.renderer import rendered, rendered_text
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
 from services.worker.machine import disk

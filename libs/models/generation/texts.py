@@ -94,8 +94,8 @@ class TextReader:
             whole = f"{work.instruction} {text}" if work.instruction else text
             (part,) = self._text.encode([whole], "end", lambda _: "", limit=self._text.limit + 1, go_on=go_on)
             return part.ids
-        before, given, after = self._chat.around(_messages(text, field, work, has_system=self._chat.has_system))
-        ((ids, is_whole),) = self._text.encode_plain([given], "end", go_on, before=before, after=after)
+        prompt = self._chat.prompt(_messages(text, field, work, has_system=self._chat.has_system))
+        ((ids, is_whole),) = self._text.encode_plain([prompt], "end", go_on)
         return ids if is_whole else np.zeros(self._text.limit + 1, np.int32)
 
     def _longest(self, most: int) -> int:

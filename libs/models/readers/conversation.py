@@ -34,7 +34,7 @@ from libs.models.layers.spec import Config
 from libs.models.packed import GivenRows
 from libs.models.results import ExtractResult
 from libs.models.text.checks import unsupported
-from libs.models.text.tokenising.chat import rendered, rendered_text, special_tokens
+from libs.models.text.tokenising.renderer import rendered, rendered_text, special_tokens
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
 from libs.models.work import Between, GoOn, InputSequence, Part, TextWork, Turn, WriteWork, WrittenIds, items_as_parts
@@ -105,7 +105,7 @@ class Conversation:
         if self.template is None:
             raise TypeError("turns are refused before")
         said = [Message(turn.role, turn.text, f"text.turns[{number}].text") for number, turn in enumerate(turns)]
-        before, _, after = self.template.around([*said, last], with_image=with_image)
+        before, after = self.template.around([*said, last], with_image=with_image)
         if not with_image:
             return replace(self.prompts, texts=Frame(before, after), queries=Frame(before, after))
         first, mark, lead = before.rpartition(self.mark)

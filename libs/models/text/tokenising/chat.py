@@ -1,18 +1,14 @@
 """Renders a query and a document to one text with the checkpoint's chat template, for rerankers that are language models.
 
-Templates are Jinja from untrusted checkpoints, so they run in Jinja's sandbox, as in transformers, in a subprocess with resource
-limits (`rendering.py`), and with placeholders for the texts: once, when a model is loaded. Requests only fill the placeholders.
+A template is rendered once, with placeholders for the texts, when a model is loaded (`renderer.py`). Requests only fill the
+placeholders: a reranker has thousands of pairs a second.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +18,8 @@ from numpy.typing import NDArray
 from libs.catalog.card import Card
 from libs.errors import InvalidInput, ModelBroken
 from libs.models.text.checks import document_path, query_path
-from libs.models.text.tokenising.text import TextProcessor, special_token, too_long
+from libs.models.text.tokenising.renderer import NAME, rendered, rendered_text, special_tokens
+from libs.models.text.tokenising.text import TextProcessor, too_long
 from libs.models.work import GoOn, InputSequence, Truncation, go_on_anyway
 
 Ids = NDArray[np.int32]
@@ -40,11 +37,6 @@ _SAMPLES = {
 _PROBES = ("0", "1 2 3 4")
 _LONG: Final = 2
 """Characters per token: a longer template and query may exceed the limit without any document, which is checked first."""
-_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_NAME = "the chat template"
-_RENDERING = Path(__file__).with_name("rendering.py")
-_RENDER_SECONDS: Final = 30.0
-"""By the clock; `rendering.py` limits what it computes. Starting Python on a busy machine takes its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +52,11 @@ class Frame:
         frame = Frame(tuple(_MARKS.split(marked)))
         for mark, role in ((_QUERY, "query"), (_DOCUMENT, "document")):
             if mark not in frame.pieces:
-                raise ModelBroken(f"{_NAME}: it has no place for the message of the role {role!r}")
+                raise ModelBroken(f"{NAME}: it has no place for the message of the role {role!r}")
         if frame.pieces.count(_DOCUMENT) > 1:
-            raise ModelBroken(f"{_NAME}: it puts the document in more than once, which is not served")
+            raise ModelBroken(f"{NAME}: it puts the document in more than once, which is not served")
         if told != frame.fill(samples):
-            raise ModelBroken(f"{_NAME}: it changes the texts of messages, which is not served: they must be put in as they are")
+            raise ModelBroken(f"{NAME}: it changes the texts of messages, which is not served: they must be put in as they are")
         return frame
 
     @property
@@ -105,7 +97,6 @@ class ChatPairs:
         """None for a model without a template, or with one that does not support pairs, as of a plain language model."""
         if not card.template:
             return None
-        _need_jinja()
         try:
             return ChatPairs(card, root, text, shares=shares)
         except ModelBroken:
@@ -158,12 +149,6 @@ def _cut(ids: Ids, before: int, after: int, limit: int, truncation: Truncation) 
     return np.concatenate([ids[:before], ids[len(ids) - (limit - before) :]])
 
 
-def _need_jinja() -> None:
-    """Raises ModelBroken where Jinja is not installed."""
-    if find_spec("jinja2") is None:
-        raise ModelBroken("the model has a chat template, for which the package jinja2 is needed: it is not installed")
-
-
 def _messages(texts: Mapping[str, str], parts: bool) -> dict[str, object]:
     """A pair as in sentence-transformers: messages of the roles query and document, after an instruction as system.
 
@@ -177,42 +162,6 @@ def _messages(texts: Mapping[str, str], parts: bool) -> dict[str, object]:
         if role != "system" or text
     ]
     return {"messages": messages, "query": query, "document": document, "instruction": instruction}
-
-
-def special_tokens(root: Path) -> dict[str, str]:
-    """The special tokens that templates name, of a tokenizer's directory."""
-    return {role: token for role in _ROLES if (token := special_token(root, role))}
-
-
-@dataclass(frozen=True, slots=True)
-class Rendering:
-    """What a template made of its values: a text, or an error. `sought`: what it looked for in the texts of `messages`, as pairs of
-    a message's place and a text; an empty text: what cannot be told."""
-
-    text: str = ""
-    error: str = ""
-    sought: tuple[tuple[int, str], ...] = ()
-
-
-def rendered(template: str, values: Sequence[Mapping[str, object]]) -> list[Rendering]:
-    """Renders the template with each of the values. Raises ModelBroken if it exceeds its limits."""
-    _need_jinja()
-    asked = json.dumps({"template": template, "values": values}).encode()
-    try:
-        done = subprocess.run(  # noqa: S603  # our own program; nothing of the checkpoint is in its arguments
-            [sys.executable, "-I", str(_RENDERING)], input=asked, capture_output=True, env={}, timeout=_RENDER_SECONDS, check=True
-        )
-        found = json.loads(done.stdout)
-    except (subprocess.SubprocessError, ValueError) as error:
-        raise ModelBroken(f"{_NAME}: rendering it takes more time or memory than a template may have") from error
-    return [Rendering(one.get("text", ""), one.get("error", ""), tuple(map(tuple, one.get("sought", ())))) for one in found]
-
-
-def rendered_text(found: Rendering) -> str:
-    """What was rendered. Raises ModelBroken with the template's error."""
-    if found.error:
-        raise ModelBroken(f"{_NAME}: {found.error}")
-    return found.text
 
 
 def _common(first: Ids, second: Ids) -> int:

@@ -29,7 +29,7 @@ from libs.models.text.heads.linear import check_shape
 from libs.models.text.heads.mlm import MlmTransform
 from libs.models.text.heads.sparse import SpladeHead
 from libs.models.text.processing.static import TokenWeights
-from libs.models.text.tokenising.chat import rendered, rendered_text, special_tokens
+from libs.models.text.tokenising.renderer import rendered, rendered_text, special_tokens
 from libs.models.weights import SINGLE, HeadRule, InFile, Rule
 
 MODEL_TYPES: tuple[str, ...] = ()  # it shares ModernVBERT's
