@@ -181,8 +181,9 @@ def read_text_layers(work: TextWork, model: str, go_on: GoOn) -> Prepared:
         raise TaskNotSupported(f"{model} writes no text, and the text layer is not to be used", field="text.text_layer")
     if work.json_schema:
         raise TaskNotSupported(f"{model} writes no text, and none by a schema", field="text.json_schema")
-    if work.turns:
-        raise TaskNotSupported(f"{model} writes no text, and none in a conversation", field="text.turns")
+    if work.turns or work.template_values:
+        field = "text.turns" if work.turns else "text.template_values"
+        raise TaskNotSupported(f"{model} writes no text, and none in a conversation", field=field)
     found: list[Extraction] = []
     taken = 0
     for index in range(len(work.texts)):

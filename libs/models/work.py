@@ -177,6 +177,7 @@ class TextWork:
     about, left, top, right and bottom in pixels. `text_layer`: "prefer" answers pages that have a text layer with it, "only" never
     asks the model, "never" asks it for all pages. `json_schema`, itself JSON: each answer is JSON of that schema, and the model
     is asked for all pages; empty: answers of any form. `turns`: what was said before each item, which is the user's next message.
+    `template_values`: what the chat template is given besides, a JSON object; empty: nothing.
     """
 
     texts: list[str]
@@ -188,6 +189,7 @@ class TextWork:
     parts: Mapping[int, Parts] = field(default_factory=dict)
     json_schema: str = ""
     turns: tuple[Turn, ...] = ()
+    template_values: str = ""
 
 
 @dataclass(frozen=True, slots=True)

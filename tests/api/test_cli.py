@@ -221,6 +221,10 @@ def test_extract_written(run: Run, router: FakeRouter) -> None:
     assert router.calls[-1].request.text.max_tokens == 7  # type: ignore[attr-defined]
     for wrong in (("Bob sings",), ("--json",), ("--output", "x.jsonl")):
         assert run(*arguments, "--stream", *wrong).code == 2
+    run(*arguments, "--template-value", "enable_thinking=false", "--template-value", "style=a=b")
+    values = router.calls[-1].request.text.template_values  # type: ignore[attr-defined]
+    assert json.loads(values) == {"enable_thinking": False, "style": "a=b"}
+    assert run(*arguments, "--template-value", "enable_thinking").code == 2
 
 
 def test_extract_by_a_schema(run: Run, router: FakeRouter, tmp_path: Path) -> None:

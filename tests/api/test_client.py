@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import grpc
 import numpy as np
@@ -160,6 +161,11 @@ async def test_turns_are_roles_and_texts(connect: Connect, router: FakeRouter) -
         with pytest.raises(errors.InvalidInput) as caught:
             await client.do("extract", MODEL, ["When?"], shoal.ReadText(turns=[turns[0], wrong]))  # type: ignore[list-item]
         assert caught.value.field == field
+    await client.do("extract", MODEL, ["When?"], shoal.ReadText(template_values={"enable_thinking": False, "n": 3}))
+    assert json.loads(router.calls[-1].request.text.template_values) == {"enable_thinking": False, "n": 3}  # type: ignore[attr-defined]
+    with pytest.raises(errors.InvalidInput) as caught:
+        await client.do("extract", MODEL, ["When?"], shoal.ReadText(template_values={"n": float("nan")}))
+    assert caught.value.field == "text.template_values"
 
 
 async def test_models_and_mesh(connect: Connect, router: FakeRouter) -> None:

@@ -105,6 +105,11 @@ class TestRequests:
         assert question.renamed("items[0].parts[0].image.data is no image") == "messages[0].content[0].image_url is no image"
         assert question.renamed("items[0].parts[1].text") == "messages[0].content[1].text"
 
+    def test_values_for_the_template(self) -> None:
+        question = ask({**HELLO, "chat_template_kwargs": {"enable_thinking": False, "budget": 3}})
+        assert question.message.text.template_values == '{"enable_thinking":false,"budget":3}'
+        assert question.renamed("text.template_values") == "chat_template_kwargs"
+
     def test_what_was_said_before_is_turns(self) -> None:
         messages = [
             {"role": "system", "content": "Be short."},
@@ -208,7 +213,6 @@ class TestRequests:
             ({"repetition_penalty": 1.5}, "repetition_penalty"),
             ({"best_of": 2}, "best_of"),
             ({"guided_json": {"type": "object"}}, "guided_json"),
-            ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
             ({"add_generation_prompt": False}, "add_generation_prompt"),
             ({"reasoning_effort": "low"}, "reasoning_effort"),
             ({"modalities": ["text", "audio"]}, "modalities"),

@@ -17,6 +17,7 @@ from tests.parity.checkpoints import Kind, write_tokenizer
 TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant> {% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %}<think> </think> {% endif %}"
 )
 _TOKENIZERS: Mapping[str, Kind] = {"qwen3": "qwen3", "llama": "llama", "bart": "bart", "t5": "t5"}
 # Random weights repeat themselves; what may not be repeated makes every answer another one.
@@ -53,6 +54,7 @@ def reference(
     most: int,
     instruction: str = "",
     turns: Sequence[tuple[str, str]] = (),
+    **template_values: object,
 ) -> str:
     """What transformers writes about a text. `turns`: what was said before it, by whom."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
@@ -61,7 +63,7 @@ def reference(
     else:
         messages = [{"role": "system", "content": instruction}] if instruction else []
         messages += [{"role": role, "content": said} for role, said in (*turns, ("user", text))]
-        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **template_values)
         ids = tokenizer(prompt, add_special_tokens=False, return_tensors="np")["input_ids"][0]
     (found,) = written(model, [ids], most)
     return str(tokenizer.decode(found, skip_special_tokens=True)).strip()

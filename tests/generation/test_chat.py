@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -189,6 +190,25 @@ def test_a_last_message_with_an_image_is_framed_or_refused(template: Callable[..
     with pytest.raises(InvalidInput, match="changes this message") as caught:
         changed.around(messages, with_image=True)
     assert caught.value.field == "2"
+
+
+def test_values_of_the_caller_are_those_that_the_template_looks_for(directory: Path, template: Callable[..., ChatTemplate]) -> None:
+    own, messages = template(QWEN3), said(("user",), ["a"])
+    for value in (True, False):
+        given = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": value}
+        wanted = _tokenizer(directory).apply_chat_template([{"role": "user", "content": "a"}], chat_template=QWEN3, **given)
+        assert own.prompt(messages, json.dumps({"enable_thinking": value})) == wanted
+    assert own.prompt(messages, '{"enable_thinking": false}').endswith("<think>\n\n</think>\n\n")
+    counted = template(LOOP.replace("CONTENT", "{{ m.content }} {{ budget }}"))
+    assert counted.prompt(messages, '{"budget": 3}') == "[user]a 3[assistant]"
+    for name in ("enable_thinkin", "messages", "bos_token", "add_generation_prompt", "raise_exception", "namespace"):
+        with pytest.raises(InvalidInput, match=f"no value '{name}' to be set: it looks for enable_thinking$") as caught:
+            own.prompt(messages, json.dumps({name: 1}))
+        assert caught.value.field == "text.template_values"
+    itself = "{% set enable_thinking = enable_thinking | default(true) %}{% for one in tools or [] %}{% endfor %}"
+    assert template(itself + "{{ messages[0].content }}{{ enable_thinking }}").prompt(messages, '{"enable_thinking": 0}') == "a0"
+    with pytest.raises(InvalidInput, match="it looks for none"):
+        template(GEMMA).prompt(messages, '{"enable_thinking": false}')
 
 
 def test_the_process_is_kept_and_started_again(directory: Path) -> None:

@@ -155,6 +155,11 @@ REFUSED: dict[str, tuple[TextWork, type[ShoalError], str]] = {
         InputTooLong,
         "items[0].text",
     ),
+    "a value that the template does not look for": (
+        TextWork(["a text"], template_values='{"no_such": 1}'),
+        InvalidInput,
+        "text.template_values",
+    ),
     "a region": (TextWork(["a text"], region=(0, 0, 1, 1)), TaskNotSupported, "text.region"),
 }
 
@@ -175,3 +180,6 @@ def test_models_without_a_chat_template_read_no_conversations(tmp_path: Path) ->
     with pytest.raises(TaskNotSupported) as caught:
         load(tmp_path).prepare(TextWork(["a"], turns=(Turn("user", "a"),)), go_on_anyway)
     assert caught.value.field == "text.turns"
+    with pytest.raises(TaskNotSupported) as caught:
+        load(tmp_path).prepare(TextWork(["a"], template_values='{"enable_thinking": false}'), go_on_anyway)
+    assert caught.value.field == "text.template_values"

@@ -94,6 +94,14 @@ async def test_a_conversation(mesh: Cluster, models: Path) -> None:
         assert said(events((await http.post(CHAT_PATH, {**asked, "stream": True})).body)) == wanted
         reply = await http.post("/api/chat", {**asked, "stream": False, "options": {"num_predict": 40}})
         assert reply.json["message"]["content"] == wanted
+        thoughtless = {**body(CHAT, 20), "chat_template_kwargs": {"enable_thinking": False}}
+        found = (await http.post(CHAT_PATH, thoughtless)).json
+        wanted = reference(theirs, models / CHAT, TEXT, 20, "Be short.", enable_thinking=False)
+        assert found["choices"][0]["message"]["content"] == wanted
+        assert wanted != reference(theirs, models / CHAT, TEXT, 20, "Be short.")
+        reply = await http.post(CHAT_PATH, {**asked, "chat_template_kwargs": {"enable_thinkin": False}})
+        assert (reply.status, reply.json["error"]["param"]) == (400, "chat_template_kwargs")
+        assert "it looks for enable_thinking" in reply.json["error"]["message"]
         for content, place in ((" ", 2), ("", 2)):
             before[1]["content"] = content
             reply = await http.post(CHAT_PATH, asked)

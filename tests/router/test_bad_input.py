@@ -64,6 +64,10 @@ def said(text: str = "a", role: int = pb.Turn.ROLE_USER) -> pb.Turn:
     return changed(pb.Turn(text=text), role=role)
 
 
+def values(text: str) -> pb.TextTask:
+    return pb.TextTask(template_values=text)
+
+
 EXTRACT = {
     "no task": (pb.ExtractRequest(), "task"),
     "threshold is no number": (pb.ExtractRequest(entities=pb.EntitiesTask(threshold=float("nan"))), "entities.threshold"),
@@ -122,6 +126,11 @@ EXTRACT = {
         pb.ExtractRequest(text=pb.TextTask(json_schema="{}", text_layer=pb.TextTask.TEXT_LAYER_ONLY)),
         "text.text_layer",
     ),
+    "long values for a template": (pb.ExtractRequest(text=values(f'{{"a": "{"b" * 4096}"}}')), "text.template_values"),
+    "values for a template cut off": (pb.ExtractRequest(text=values('{"a": ')), "text.template_values"),
+    "values for a template in a list": (pb.ExtractRequest(text=values("[1]")), "text.template_values"),
+    "nested values for a template": (pb.ExtractRequest(text=values('{"a": {}}')), "text.template_values"),
+    "deep values for a template": (pb.ExtractRequest(text=values("[" * 4000)), "text.template_values"),
     "long label": (pb.ExtractRequest(entities=pb.EntitiesTask(labels=["a", "b" * 1025])), "entities.labels[1]"),
     "long label of a region": (pb.ExtractRequest(regions=pb.RegionsTask(labels=["b" * 1025])), "regions.labels[0]"),
     "long entity label": (

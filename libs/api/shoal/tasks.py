@@ -142,7 +142,8 @@ class ReadText:
     `form` of an answer is what it says. Models with a chat template follow one; tell the model in `instruction` what is asked.
 
     `turns`: what was said before each item, which is the user's next message: `[("user", "Who was Ada?"), ("assistant", "A
-    mathematician.")]`. For models with a chat template.
+    mathematician.")]`. For models with a chat template, as `template_values` are: values that it looks for, such as
+    `{"enable_thinking": False}`.
     """
 
     kind: Literal["caption", "detailed_caption", "ocr", "ocr_regions"] = "caption"
@@ -152,6 +153,7 @@ class ReadText:
     region: tuple[float, float, float, float] | None = None
     schema: Mapping[str, object] | str | None = None
     turns: Sequence[Turn] = ()
+    template_values: Mapping[str, str | float | bool | None] | None = None
 
 
 Task = Entities | Classify | Relations | Regions | ReadText | Schema

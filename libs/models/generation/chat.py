@@ -6,6 +6,7 @@ and time that is kept while the model is loaded (`libs/models/text/tokenising/re
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,14 @@ from typing import Final, Literal
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput, ModelBroken
-from libs.models.text.tokenising.renderer import Renderer, rendered_text, special_tokens
+from libs.models.text.tokenising.renderer import SPECIAL_TOKENS, Renderer, rendered_text, special_tokens
 
 Role = Literal["system", "user", "assistant"]
 
 FIELD: Final = "text.turns"
+VALUES_FIELD: Final = "text.template_values"
+_NOT_FOR_CALLERS: Final = frozenset(("messages", "tools", "documents", "add_generation_prompt", *SPECIAL_TOKENS))
+"""What a template is given anyway."""
 _PLACEHOLDER: Final = "\ue000"
 """A character that means nothing."""
 
@@ -48,13 +52,15 @@ class ChatTemplate:
         self.has_system = _PLACEHOLDER in after.text
         """Whether there is a place for an instruction: some templates allow no message of the role system, others leave it out."""
 
-    def prompt(self, messages: Sequence[Message]) -> str:
-        """The whole prompt. The last message is the user's. Raises InvalidInput for a conversation that the template does not
-        take."""
-        (prompt,) = self._rendered(messages, [self._given(messages)])
+    def prompt(self, messages: Sequence[Message], template_values: str = "") -> str:
+        """The whole prompt. The last message is the user's. `template_values`: what the template is given besides, a JSON object.
+
+        Raises InvalidInput for a conversation that the template does not take, and for values that it does not look for.
+        """
+        (prompt,) = self._rendered(messages, [self._given(messages)], template_values)
         return prompt
 
-    def around(self, messages: Sequence[Message], *, with_image: bool) -> tuple[str, str]:
+    def around(self, messages: Sequence[Message], template_values: str = "", *, with_image: bool) -> tuple[str, str]:
         """The prompt before and after the text of the last message, which is the user's.
 
         `with_image`: the last message is an image and a text, and what the template has for an image is in the prompt before the
@@ -62,19 +68,31 @@ class ChatTemplate:
         """
         last, mark = messages[-1], f"{_PLACEHOLDER}{token_hex(8)}"  # which no message has
         marked = [*messages[:-1], Message(last.role, mark, last.field)]
-        framed, prompt = self._rendered(messages, [self._given(each, with_image=with_image) for each in (marked, messages)])
+        framed, prompt = self._rendered(
+            messages, [self._given(each, with_image=with_image) for each in (marked, messages)], template_values
+        )
         before, _, after = framed.partition(mark)
         if prompt != before + last.text + after:
             raise InvalidInput("the model's chat template changes this message, which is not served after turns", field=last.field)
         return before, after
 
-    def _rendered(self, messages: Sequence[Message], values: Sequence[Mapping[str, object]]) -> list[str]:
+    def _rendered(self, messages: Sequence[Message], values: Sequence[Mapping[str, object]], more: str) -> list[str]:
+        own = self._own_values(more) if more else {}
         try:
-            return [rendered_text(one) for one in self._renderer.render(values)]
+            return [rendered_text(one) for one in self._renderer.render([{**each, **own} for each in values])]
         except ModelBroken as error:
             has_turns = len([message for message in messages if message.role != "system"]) > 1
             field = FIELD if has_turns else messages[-1].field
             raise InvalidInput(f"the model does not take such a conversation: {error.message}", field=field) from error
+
+    def _own_values(self, template_values: str) -> Mapping[str, object]:
+        values: Mapping[str, object] = json.loads(template_values)
+        taken = self._renderer.names - _NOT_FOR_CALLERS
+        unknown = sorted(values.keys() - taken)
+        if unknown:
+            known = f"it looks for {', '.join(sorted(taken))}" if taken else "it looks for none"
+            raise InvalidInput(f"the model's chat template has no value {unknown[0]!r} to be set: {known}", field=VALUES_FIELD)
+        return values
 
     def _given(self, messages: Sequence[Message], *, with_image: bool = False) -> Mapping[str, object]:
         contents: list[object] = [message.text for message in messages]

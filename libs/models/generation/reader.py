@@ -41,11 +41,13 @@ def refuse_schema(work: WriteWork, card: Card) -> None:
         )
 
 
-def refuse_turns(work: WriteWork, card: Card) -> None:
-    """For models that read no conversations of several turns. Raises TaskNotSupported."""
+def refuse_chat(work: WriteWork, card: Card) -> None:
+    """For models without a chat template, which read no conversations of several turns. Raises TaskNotSupported."""
     if isinstance(work, TextWork) and work.turns:
         message = f"{card.model} reads one message: conversations are for models with a chat template"
         raise TaskNotSupported(message, field="text.turns")
+    if isinstance(work, TextWork) and work.template_values:
+        raise TaskNotSupported(f"{card.model} has no chat template to give values to", field="text.template_values")
 
 
 def extraction(work: WriteWork, text: str, finish: Literal["stop", "length"]) -> Extraction:

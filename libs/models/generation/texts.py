@@ -15,7 +15,7 @@ from libs.models.generation.chat import ChatTemplate, Message
 from libs.models.generation.decoding.sequences import Request
 from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.grammars import Grammars
-from libs.models.generation.reader import Asked, extraction, refuse_schema, refuse_turns
+from libs.models.generation.reader import Asked, extraction, refuse_chat, refuse_schema
 from libs.models.results import ExtractResult
 from libs.models.text.checks import unsupported
 from libs.models.text.tokenising.text import TextProcessor
@@ -48,7 +48,7 @@ class TextReader:
         if self.writer.encoder is not None:  # their vocabularies often lack the characters of JSON
             refuse_schema(work, self._card)
         if self._chat is None:
-            refuse_turns(work, self._card)
+            refuse_chat(work, self._card)
         asked = Asked(work.max_tokens, self._grammars.of(work.json_schema))
         found: list[InputSequence] = []
         for parts in items_as_parts(work):
@@ -94,7 +94,7 @@ class TextReader:
             whole = f"{work.instruction} {text}" if work.instruction else text
             (part,) = self._text.encode([whole], "end", lambda _: "", limit=self._text.limit + 1, go_on=go_on)
             return part.ids
-        prompt = self._chat.prompt(_messages(text, field, work, has_system=self._chat.has_system))
+        prompt = self._chat.prompt(_messages(text, field, work, has_system=self._chat.has_system), work.template_values)
         ((ids, is_whole),) = self._text.encode_plain([prompt], "end", go_on)
         return ids if is_whole else np.zeros(self._text.limit + 1, np.int32)
 

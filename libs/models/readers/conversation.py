@@ -22,7 +22,7 @@ from libs.models.generation.decoding.sequences import Request
 from libs.models.generation.decoding.settings import Settings
 from libs.models.generation.decoding.writer import LanguageHead, Writer
 from libs.models.generation.grammars import Grammars
-from libs.models.generation.reader import Asked, extraction, refuse_turns
+from libs.models.generation.reader import Asked, extraction, refuse_chat
 from libs.models.images.vlm import smart, tiles
 from libs.models.images.vlm.families import glm, lighton, paddleocr
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
@@ -100,12 +100,12 @@ class Conversation:
             template = None
         return Conversation(Prompts(Frame(first, after), words, words, lead=lead), strips, mark, template)
 
-    def after(self, turns: Sequence[Turn], last: Message, *, with_image: bool) -> Prompts:
+    def after(self, turns: Sequence[Turn], last: Message, template_values: str, *, with_image: bool) -> Prompts:
         """The frames of a message after these turns, by whether it has an image. Raises InvalidInput as `ChatTemplate.around`."""
         if self.template is None:
             raise TypeError("turns are refused before")
         said = [Message(turn.role, turn.text, f"text.turns[{number}].text") for number, turn in enumerate(turns)]
-        before, after = self.template.around([*said, last], with_image=with_image)
+        before, after = self.template.around([*said, last], template_values, with_image=with_image)
         if not with_image:
             return replace(self.prompts, texts=Frame(before, after), queries=Frame(before, after))
         first, mark, lead = before.rpartition(self.mark)
@@ -187,7 +187,7 @@ class ConversationReader:
         if work.text_kind == "ocr_regions":
             raise TaskNotSupported(f"{self._card.model} finds no regions", field="text.kind")
         if self._conversation.template is None:
-            refuse_turns(work, self._card)
+            refuse_chat(work, self._card)
         found, asked = [], Asked(work.max_tokens, self._grammars.of(work.json_schema))
         for item in items_as_parts(work):
             go_on()
@@ -259,8 +259,11 @@ class ConversationReader:
         return replace(part, content=part.content.strip()) if strips and isinstance(part.content, str) else part
 
     def _input_of(self, parts: Sequence[Part], field: str, work: TextWork) -> PartsInput:
-        if not work.turns:
+        if not work.turns and not work.template_values:
             return self._input
         texts = [part.content for part in parts if isinstance(part.content, str)]
         last = Message("user", "".join(texts), field)
-        return replace(self._input, prompts=self._conversation.after(work.turns, last, with_image=len(texts) < len(parts)))
+        return replace(
+            self._input,
+            prompts=self._conversation.after(work.turns, last, work.template_values, with_image=len(texts) < len(parts)),
+        )

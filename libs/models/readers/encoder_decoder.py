@@ -23,7 +23,7 @@ from libs.models.generation.decoding.settings import Settings
 from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.families import bart
 from libs.models.generation.grammars import fits
-from libs.models.generation.reader import refuse_schema, refuse_turns
+from libs.models.generation.reader import refuse_chat, refuse_schema
 from libs.models.images.detection.building import fill, on_meta
 from libs.models.images.detection.swin import Swin, SwinSpec, map_sizes, rename
 from libs.models.images.families import deit, vit
@@ -233,7 +233,7 @@ class EncoderDecoderReader:
         if not isinstance(work, TextWork):
             raise unsupported(work, self._card)
         refuse_schema(work, self._card)
-        refuse_turns(work, self._card)
+        refuse_chat(work, self._card)
         if work.region is not None:
             raise TaskNotSupported(f"{self._card.model} reads whole images", field="text.region")
         if work.text_kind == "ocr_regions":

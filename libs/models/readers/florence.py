@@ -20,7 +20,7 @@ from libs.models.generation.decoding.sequences import Request
 from libs.models.generation.decoding.settings import Settings
 from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.families import bart
-from libs.models.generation.reader import refuse_schema, refuse_turns
+from libs.models.generation.reader import refuse_chat, refuse_schema
 from libs.models.images.detection.building import fill, on_meta, processor_values
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.spec import Config
@@ -203,7 +203,7 @@ class FlorenceReader:
 
     def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
         refuse_schema(work, self._card)
-        refuse_turns(work, self._card)
+        refuse_chat(work, self._card)
         found: list[InputSequence] = []
         notes: list[_Asked] = []
         for item, parts in enumerate(items_as_parts(work)):

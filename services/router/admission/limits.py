@@ -119,6 +119,7 @@ JSON_SCHEMA: Final = Limit("a JSON Schema of answers (the worker has more limits
 TURNS: Final = Limit("turns before an item", ("TextTask.turns",), 128, ENTRIES)
 TURNS_TEXT: Final = Limit("the texts of all turns", ("Turn.text",), 65_536, CHARACTERS)
 """Models that write have at most 8,192 tokens for a prompt and its answer."""
+TEMPLATE_VALUES: Final = Limit("values for the chat template", ("TextTask.template_values",), 4 * KIB, BYTES)
 POOLING: Final = Limit("how many times fewer vectors an item is pooled to", ("EncodeRequest.pooling_factor",), 64, "times")
 HYPOTHESIS: Final = Limit("a hypothesis", ("ClassifyTask.hypothesis",), 1024, CHARACTERS)
 PLACES: Final = Limit("places for the label in a hypothesis", ("ClassifyTask.hypothesis",), 8, "places")

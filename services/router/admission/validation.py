@@ -7,6 +7,7 @@ refused here, with the path of its field; what depends on the model is checked i
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -169,7 +170,8 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
         _check_answered(len(items.sizes), sum(limits.SCORE_BYTES + _utf8(label) for label in repeated), task)
     sizes = _with_labels(items.sizes, task, labels, request.classify.hypothesis, card)
     if task == "text":
-        before_each = _utf8(request.text.instruction) + sum(_utf8(turn.text) for turn in request.text.turns)
+        told = request.text.instruction + request.text.template_values
+        before_each = _utf8(told) + sum(_utf8(turn.text) for turn in request.text.turns)
         sizes = replace(sizes, each=before_each, once=_utf8(request.text.json_schema))
     return _readable(replace(sizes, pictures=items.pictures, once_pictures=shared), "items")
 
@@ -509,6 +511,7 @@ def _check_text(task: pb.TextTask) -> None:
     layers_alone = bool(task.json_schema) and task.text_layer == pb.TextTask.TEXT_LAYER_ONLY
     _refuse(layers_alone, "a text layer is no JSON of a schema: let the model read the pages", "text.text_layer")
     _check_turns(task)
+    _check_template_values(task.template_values)
     edges = (task.region.left, task.region.top, task.region.right, task.region.bottom)
     is_box = all(map(math.isfinite, edges)) and 0 <= edges[0] < edges[2] and 0 <= edges[1] < edges[3]
     _refuse(task.HasField("region") and not is_box, "text.region needs 0 <= left < right and 0 <= top < bottom", "text.region")
@@ -528,6 +531,19 @@ def _check_turns(task: pb.TextTask) -> None:
         characters += len(turn.text)
         _refuse(not turn.text.strip(), f"{path}.text is empty", f"{path}.text")
     limits.TURNS_TEXT.check(characters, "text.turns")
+
+
+def _check_template_values(text: str) -> None:
+    field = "text.template_values"
+    limits.TEMPLATE_VALUES.check(_utf8(text), field)
+    if not text:
+        return
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = None
+    is_flat = isinstance(values, dict) and not any(isinstance(value, dict | list) for value in values.values())
+    _refuse(not is_flat, f"{field} must be a JSON object of texts, numbers, booleans or null", field)
 
 
 def _check_labels(labels: Sequence[str], field: str, card: Card | None, *, required: bool = False) -> Sequence[str]:

@@ -372,6 +372,7 @@ def _extract_work(
                 parts=parts,
                 json_schema=request.text.json_schema,
                 turns=tuple(_turn(turn, f"text.turns[{index}]") for index, turn in enumerate(request.text.turns)),
+                template_values=request.text.template_values,
             )
         case "structure":
             return StructureWork(_texts(request.items, "items"), _schema(request.structure), truncation)

@@ -179,8 +179,9 @@ def _task(task: Task) -> tuple[str, Message]:
                 text_layer=layer,
                 instruction=task.instruction,
                 region=_box(task.region),
-                json_schema=_json_schema(task.schema),
+                json_schema=_json(task.schema, "text.json_schema"),
                 turns=[_turn(number, turn) for number, turn in enumerate(task.turns)],
+                template_values=_json(task.template_values, "text.template_values"),
             )
 
 
@@ -203,10 +204,10 @@ def _box(region: tuple[float, float, float, float] | None) -> pb.Box | None:
     return message(pb.Box, left=left, top=top, right=right, bottom=bottom)
 
 
-def _json_schema(schema: Mapping[str, object] | str | None) -> str:
-    if schema is None or isinstance(schema, str):
-        return schema or ""
+def _json(value: Mapping[str, object] | str | None, field: str) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
     try:
-        return json.dumps(dict(schema), ensure_ascii=False, allow_nan=False)
+        return json.dumps(dict(value), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"text.json_schema is no JSON: {error}", field="text.json_schema") from None
+        raise InvalidInput(f"{field} is no JSON: {error}", field=field) from None

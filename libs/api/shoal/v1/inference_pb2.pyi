@@ -283,7 +283,7 @@ class RegionsTask(_message.Message):
     def __init__(self, labels: _Optional[_Iterable[str]] = ..., threshold: _Optional[float] = ...) -> None: ...
 
 class TextTask(_message.Message):
-    __slots__ = ("kind", "max_tokens", "text_layer", "instruction", "region", "json_schema", "turns")
+    __slots__ = ("kind", "max_tokens", "text_layer", "instruction", "region", "json_schema", "turns", "template_values")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[TextTask.Kind]
@@ -313,6 +313,7 @@ class TextTask(_message.Message):
     REGION_FIELD_NUMBER: _ClassVar[int]
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_VALUES_FIELD_NUMBER: _ClassVar[int]
     kind: TextTask.Kind
     max_tokens: int
     text_layer: TextTask.TextLayer
@@ -320,7 +321,8 @@ class TextTask(_message.Message):
     region: Box
     json_schema: str
     turns: _containers.RepeatedCompositeFieldContainer[Turn]
-    def __init__(self, kind: _Optional[_Union[TextTask.Kind, str]] = ..., max_tokens: _Optional[int] = ..., text_layer: _Optional[_Union[TextTask.TextLayer, str]] = ..., instruction: _Optional[str] = ..., region: _Optional[_Union[Box, _Mapping]] = ..., json_schema: _Optional[str] = ..., turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ...) -> None: ...
+    template_values: str
+    def __init__(self, kind: _Optional[_Union[TextTask.Kind, str]] = ..., max_tokens: _Optional[int] = ..., text_layer: _Optional[_Union[TextTask.TextLayer, str]] = ..., instruction: _Optional[str] = ..., region: _Optional[_Union[Box, _Mapping]] = ..., json_schema: _Optional[str] = ..., turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ..., template_values: _Optional[str] = ...) -> None: ...
 
 class Turn(_message.Message):
     __slots__ = ("role", "text")

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from select import POLLIN, poll
 from threading import Lock
-from typing import IO, Final
+from typing import IO, Any, Final
 
 from libs.errors import ModelBroken
 from libs.models.text.tokenising.text import special_token
@@ -22,7 +22,7 @@ NAME: Final = "the chat template"
 RENDER_SECONDS: Final = 30.0
 """By the clock; `rendering.py` limits what it computes. Starting Python on a busy machine takes its time."""
 _PROGRAM = Path(__file__).with_name("rendering.py")
-_ROLES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Renderer:
     object. Thread-safe: calls take turns."""
 
     def __init__(self, template: str) -> None:
-        """Raises ModelBroken where Jinja is not installed."""
+        """Raises ModelBroken for a text that is no template, and where Jinja is not installed."""
         if find_spec("jinja2") is None:
             raise ModelBroken("the model has a chat template, for which the package jinja2 is needed: it is not installed")
         self._template = template
@@ -46,21 +46,19 @@ class Renderer:
         self._lock = Lock()
         self._processes: list[subprocess.Popen[bytes]] = []
         self.close = weakref.finalize(self, _end, self._processes)
+        self.names = self._start()
+        """The values that the template looks for."""
 
     def render(self, values: Sequence[Mapping[str, object]]) -> list[Rendering]:
         """What the template makes of each of the values. Raises ModelBroken if it exceeds its limits."""
         asked = _line(values)
         with self._lock:
-            try:
-                found = _asked(self._process(), asked)
-            except (OSError, EOFError, ValueError) as error:
-                _end(self._processes)
-                raise ModelBroken(f"{NAME}: rendering it takes more time or memory than a template may have") from error
+            if not self._processes or self._processes[0].poll() is not None:
+                self._start()
+            found = self._answer(asked)
         return [Rendering(one.get("text", ""), one.get("error", "")) for one in found]
 
-    def _process(self) -> subprocess.Popen[bytes]:
-        if self._processes and self._processes[0].poll() is None:
-            return self._processes[0]
+    def _start(self) -> frozenset[str]:
         _end(self._processes)
         process = subprocess.Popen(  # noqa: S603  # our own program; nothing of the checkpoint is in its arguments
             [sys.executable, "-I", str(_PROGRAM)],
@@ -71,12 +69,30 @@ class Renderer:
             process_group=0,  # a terminal's Ctrl-C is for the worker, which drains
         )
         self._processes.append(process)
-        _pipe(process.stdin).write(_line(self._template))
-        return process
+        found = self._answer(_line(self._template))
+        if error := found.get("error"):
+            raise ModelBroken(f"{NAME}: {error}")
+        return frozenset(found["names"])
+
+    def _answer(self, line: bytes) -> Any:
+        """What the process makes of a line. Raises ModelBroken, and ends it, if it has ended or does not answer."""
+        (process,) = self._processes
+        try:
+            stdin, stdout = _pipe(process.stdin), _pipe(process.stdout)
+            stdin.write(line)
+            stdin.flush()
+            ready = poll()
+            ready.register(stdout, POLLIN)
+            if not ready.poll(RENDER_SECONDS * 1000):
+                raise TimeoutError
+            return json.loads(stdout.readline())
+        except (OSError, EOFError, ValueError) as error:
+            _end(self._processes)
+            raise ModelBroken(f"{NAME}: rendering it takes more time or memory than a template may have") from error
 
 
 def rendered(template: str, values: Sequence[Mapping[str, object]]) -> list[Rendering]:
-    """Renders the template with each of the values, once. Raises ModelBroken if it exceeds its limits."""
+    """Renders the template with each of the values, once. Raises ModelBroken as `Renderer`."""
     renderer = Renderer(template)
     try:
         return renderer.render(values)
@@ -93,27 +109,11 @@ def rendered_text(found: Rendering) -> str:
 
 def special_tokens(root: Path) -> dict[str, str]:
     """The special tokens that templates name, of a tokenizer's directory."""
-    return {role: token for role in _ROLES if (token := special_token(root, role))}
+    return {role: token for role in SPECIAL_TOKENS if (token := special_token(root, role))}
 
 
 def _line(value: object) -> bytes:
     return json.dumps(value).encode() + b"\n"
-
-
-def _asked(process: subprocess.Popen[bytes], line: bytes) -> list[dict[str, str]]:
-    """Raises OSError, EOFError or ValueError where the process has ended or does not answer."""
-    stdin, stdout = _pipe(process.stdin), _pipe(process.stdout)
-    stdin.write(line)
-    stdin.flush()
-    ready = poll()
-    ready.register(stdout, POLLIN)
-    if not ready.poll(RENDER_SECONDS * 1000):
-        raise TimeoutError
-    answer = stdout.readline()
-    if not answer.endswith(b"\n"):
-        raise EOFError
-    found: list[dict[str, str]] = json.loads(answer)
-    return found
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

@@ -2,7 +2,8 @@
 
 Templates come with untrusted checkpoints. Jinja's sandbox keeps them from Python's internals, not from endless loops or texts of
 gigabytes; resource limits (setrlimit) do. Imports nothing of Shoal. The first line of stdin is the template, as JSON; every further
-line is a list of values, which is answered by a line: a list of a rendered `text` or an `error` for each of them.
+line is a list of values, which is answered by a line: a list of a rendered `text` or an `error` for each of them. The first line of
+stdout has the `names` of the values that the template looks for, or its `error`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MOST_CHARACTERS: Final = 1 << 20
 
 
 def main() -> None:
-    from jinja2 import TemplateError
+    from jinja2 import TemplateError, meta
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def raise_exception(message: str) -> Never:
@@ -35,16 +36,41 @@ def main() -> None:
     # The settings of transformers, for which templates are written.
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.globals["raise_exception"] = raise_exception
-    template, broken = None, ""
     try:
         template = environment.from_string(source)
+        tree = environment.parse(source)
+        names = meta.find_undeclared_variables(tree) & _read_first(tree)
     except Exception as error:
-        broken = f"is not Jinja: {_told(error)}"
+        _answer({"error": f"is not Jinja: {_told(error)}"})
+        return
+    _answer({"names": sorted(names - environment.globals.keys())})
     for line in sys.stdin:
         _limit_time()
-        most = len(line) + MOST_CHARACTERS
-        print(json.dumps([_rendered(template, values, most) if template else {"error": broken} for values in json.loads(line)]))
-        sys.stdout.flush()
+        _answer([_rendered(template, values, len(line) + MOST_CHARACTERS) for values in json.loads(line)])
+
+
+def _read_first(node: Any) -> set[str]:
+    """Names that are read before they are set: values that the template is given, or may be. Jinja counts others beside them, which
+    are set in one block and read in another."""
+    from jinja2 import nodes
+
+    found: dict[str, bool] = {}
+
+    def visit(node: Any) -> None:
+        if isinstance(node, nodes.Name):
+            found.setdefault(node.name, node.ctx == "load")
+        first = {nodes.Assign: "node", nodes.For: "iter"}.get(type(node))  # is evaluated before the target that stands before it
+        if first is not None:
+            visit(getattr(node, first))
+        for child in node.iter_child_nodes():
+            visit(child)
+
+    visit(node)
+    return {name for name, is_read in found.items() if is_read}
+
+
+def _answer(value: object) -> None:
+    print(json.dumps(value), flush=True)
 
 
 def _limit_time() -> None:

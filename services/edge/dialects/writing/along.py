@@ -16,6 +16,7 @@ from services.edge.messages.reading import count_of, image_item, text_item
 MOST_TOKENS: Final = 4096
 """Of `TextTask.max_tokens`."""
 SYSTEM: Final = ("system", "developer")
+_VALUES: Final = "chat_template_kwargs"
 _ROLES: Final = {"user": pb.Turn.ROLE_USER, "assistant": pb.Turn.ROLE_ASSISTANT}
 _LINE_ENDS: Final = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 _LENGTH: Final = pb.FINISH_REASON_LENGTH
@@ -56,6 +57,7 @@ class Asked:
     said: Conversation
     longest: tuple[int | None, str]
     schema: tuple[dict[str, Any] | None, str] = (None, "")
+    template_values: dict[str, Any] | None = None
 
     def request(self) -> pb.ExtractRequest:
         """Raises Problem."""
@@ -69,8 +71,9 @@ class Asked:
         task = pb.TextTask(
             max_tokens=count_of(most, field),
             instruction=_joined(system),
-            json_schema=self._schema(),
+            json_schema=_json(*self.schema),
             turns=[pb.Turn(role=_ROLES[turn.role], text=_joined(turn.texts)) for turn in self.said.turns],
+            template_values=_json(self.template_values, _VALUES),
         )
         return pb.ExtractRequest(model=self.named.model, items=[self._item()], text=task, adapter=self.named.adapter)
 
@@ -81,17 +84,9 @@ class Asked:
         parts = tuple((rf"items\[0\]\.parts\[{place}\](?:\.\w+)*", one.field) for place, one in enumerate(said.user))
         turns = tuple((rf"text\.turns\[{place}\](?:\.\w+)?", turn.field) for place, turn in enumerate(said.turns))
         schema = (("text.json_schema", self.schema[1]),) if self.schema[1] else ()
+        plain = (("text.max_tokens", self.longest[1]), ("text.template_values", _VALUES))
         last = (r"items\[0\](?:\.text)?", said.user[-1].field)
-        return (*parts, last, *instruction, *turns, (r"text\.turns", "messages"), ("text.max_tokens", self.longest[1]), *schema)
-
-    def _schema(self) -> str:
-        schema, field = self.schema
-        if schema is None:
-            return ""
-        try:
-            return orjson.dumps(schema).decode()
-        except TypeError as error:  # what msgpack has and JSON does not; nested too deeply
-            raise invalid(f"{field} is not JSON: {error}", field) from None
+        return (*parts, last, *instruction, *turns, (r"text\.turns", "messages"), *plain, *schema)
 
     def _item(self) -> pb.Item:
         user = self.said.user
@@ -104,6 +99,15 @@ class Asked:
             for one in user
         ]
         return pb.Item(parts=parts)
+
+
+def _json(value: dict[str, Any] | None, field: str) -> str:
+    if value is None:
+        return ""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError as error:  # what msgpack has and JSON does not; nested too deeply
+        raise invalid(f"{field} is not JSON: {error}", field) from None
 
 
 def _joined(told: Sequence[Told]) -> str:

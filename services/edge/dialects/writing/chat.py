@@ -77,6 +77,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     # Only with values that change nothing.
     n: int | None = None
     stop: str | list[str] | None = None
@@ -98,7 +99,6 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     guided_grammar: Any = None
     structured_outputs: Any = None
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     reasoning_effort: str | None = None
@@ -168,7 +168,6 @@ _OTHERS: Final = {
     "min_tokens": "the model's own end of a text is taken",
     "stop_token_ids": "the model's own end of a text is taken",
     "chat_template": _TEMPLATE,
-    "chat_template_kwargs": _TEMPLATE,
     "continue_final_message": "the last message is the user's",
     "reasoning_effort": _TEMPLATE,
 }
@@ -210,7 +209,8 @@ def _asked(request: ChatRequest, received: Received) -> Asked:
     longest = (request.max_completion_tokens, "max_completion_tokens")
     if request.max_completion_tokens is None:
         longest = (request.max_tokens, "max_tokens")
-    return Asked(target(received, request.model), conversation_of(said), longest, _schema(request.response_format))
+    named, schema = target(received, request.model), _schema(request.response_format)
+    return Asked(named, conversation_of(said), longest, schema, request.chat_template_kwargs)
 
 
 def _contents(message: ChatMessage, field: str) -> list[Told]:

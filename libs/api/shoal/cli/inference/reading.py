@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -32,6 +34,12 @@ MaxTokens = Annotated[int, typer.Option("--max-tokens", min=0, max=4096, help="L
 SchemaFile = Annotated[
     Path | None, typer.Option(help="A file with a JSON Schema, of which each answer is JSON.", show_default=False)
 ]
+TemplateValues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template-value", help="What the chat template is given: enable_thinking=false. May be repeated.", show_default=False
+    ),
+]
 Stream = Annotated[bool, typer.Option("--stream", help="Print the text of one item as it is written.")]
 
 
@@ -45,13 +53,15 @@ def written(
     instruction: Annotated[str, typer.Option("--instruction", help='What to write, such as "Summarise this text."')] = "",
     max_tokens: MaxTokens = 0,
     schema: SchemaFile = None,
+    template_value: TemplateValues = None,
     stream: Stream = False,
     serving: Serving,
     as_json: AsJson = False,
 ) -> None:
     """Have a model write about texts: summaries, translations, answers."""
     run = Invocation(model, texts, files, serving, as_json)
-    task = ReadText(max_tokens=max_tokens, instruction=instruction, schema=_schema(schema))
+    values = _template_values(template_value)
+    task = ReadText(max_tokens=max_tokens, instruction=instruction, schema=_schema(schema), template_values=values)
     if stream:
         _stream(open_client(), run, task, serving)
         return
@@ -102,6 +112,7 @@ def read(
     ] = "",
     max_tokens: MaxTokens = 0,
     schema: SchemaFile = None,
+    template_value: TemplateValues = None,
     draw: Annotated[
         Path | None,
         typer.Option(help="Draw the regions of one image into this .png.", show_default=False, rich_help_panel=FILES),
@@ -112,7 +123,14 @@ def read(
     """Read images: the text in them, forms, captions, answers to questions."""
     run = Invocation(model, images, replace(files, image=True), serving, as_json, what="IMAGE")
     drawings.check(draw, run.records)
-    task = ReadText(kind=kind.value, max_tokens=max_tokens, instruction=instruction, region=_region(region), schema=_schema(schema))
+    task = ReadText(
+        kind=kind.value,
+        max_tokens=max_tokens,
+        instruction=instruction,
+        region=_region(region),
+        schema=_schema(schema),
+        template_values=_template_values(template_value),
+    )
     with run.sending("items", "reading") as on_progress:
         result = open_client().extract(model, run.items, task, on_progress=on_progress, **serving.arguments())
     if draw is not None:
@@ -128,6 +146,20 @@ def _schema(path: Path | None) -> str | None:
         return path.read_text("utf-8")
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"--schema {path}: {error}") from None
+
+
+def _template_values(asked: Sequence[str] | None) -> dict[str, str | float | bool | None] | None:
+    """NAME=VALUE, whose value is JSON or a text. Raises BadParameter."""
+    found: dict[str, str | float | bool | None] = {}
+    for each in asked or ():
+        name, is_given, value = each.partition("=")
+        if not name or not is_given:
+            raise typer.BadParameter(f"--template-value {each} must be NAME=VALUE, such as enable_thinking=false")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found or None
 
 
 def _region(asked: str) -> tuple[float, float, float, float] | None:
