@@ -1,9 +1,9 @@
 """Published shapes with random weights in bfloat16: tokens/s, MFU, and ratios to transformers and to sentence-transformers.
 
-The texts have the log-normal length mix of benchmarks/texts.py. Packed: batches of 16,384 tokens in arrival order, from token ids
-on the host to vectors on the host; "with tokenising" adds `prepare` of all texts before. transformers: sdpa, padded batches of
-32, in arrival order and sorted; with flash-attn where it is installed. sentence-transformers: batches of 32, its default, and of
-256, its tokenising counted. Engines take turns within a round, and ratios are medians of the rounds' own.
+The texts have the log-normal length mix of benchmarks/common/texts.py. Packed: batches of 16,384 tokens in arrival order, from
+token ids on the host to vectors on the host; "with tokenising" adds `prepare` of all texts before. transformers: sdpa, padded
+batches of 32, in arrival order and sorted; with flash-attn where it is installed. sentence-transformers: batches of 32, its
+default, and of 256, its tokenising counted. Engines take turns within a round, and ratios are medians of the rounds' own.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Final
 
 import torch
 
-from benchmarks.families import Shape, batches_of, packed_run, padded_run, sentence_transformers_run, take_turns
+from benchmarks.common.texts import real_texts
 from benchmarks.gpu import published
 from benchmarks.gpu.context import Context, peak
 from benchmarks.gpu.report import Row
-from benchmarks.texts import real_texts
+from benchmarks.models.families import Shape, batches_of, packed_run, padded_run, sentence_transformers_run, take_turns
 from libs.models import EncodeWork, PackedModel, load_model
 
 BATCH_TOKENS: Final = 16_384

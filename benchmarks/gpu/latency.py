@@ -18,12 +18,12 @@ from typing import Final
 
 import torch
 
-from benchmarks.families import Shape, padded_run, sentence_transformers_run
+from benchmarks.common.report import percentile
 from benchmarks.gpu import published
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.graphs import NEVER, Tally
 from benchmarks.gpu.report import Row
-from benchmarks.report import percentile
+from benchmarks.models.families import Shape, padded_run, sentence_transformers_run
 from libs.models import EncodeWork, PackedModel, Prepared, load_model
 
 TOKENS: Final = 12

@@ -25,11 +25,11 @@ import torch
 from numpy.typing import NDArray
 from shoal import AsyncClient, ShoalError
 
+from benchmarks.common.report import percentile
+from benchmarks.common.texts import real_texts
 from benchmarks.gpu import published
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.report import Row
-from benchmarks.report import percentile
-from benchmarks.texts import real_texts
 from libs.models import EncodeWork, InputSequence, Output, PackedModel, Unfinished, load_model
 from services.local.mesh import running
 from services.local.settings import Settings as MeshSettings

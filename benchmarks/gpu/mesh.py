@@ -20,14 +20,14 @@ import psutil
 import torch
 from shoal import AsyncClient
 
-from benchmarks.families import packed_run
+from benchmarks.common.processes import Vectors
+from benchmarks.common.report import percentile
+from benchmarks.common.texts import MINILM_ID, Mix, minilm_directory, real_texts
 from benchmarks.gpu import published
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.report import Row
-from benchmarks.mesh import QUERIES, in_parts, singly
-from benchmarks.processes import Vectors
-from benchmarks.report import percentile
-from benchmarks.texts import MINILM_ID, Mix, minilm_directory, real_texts
+from benchmarks.mesh.throughput import QUERIES, in_parts, singly
+from benchmarks.models.families import packed_run
 from libs.models import EncodeWork, load_model
 from services.local.mesh import running
 from services.local.settings import Settings

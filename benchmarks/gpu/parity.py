@@ -17,10 +17,10 @@ import numpy as np
 import torch
 import transformers
 
+from benchmarks.common.texts import MINILM_ID, minilm_directory, real_texts
 from benchmarks.gpu.context import Context, NotHere
 from benchmarks.gpu.graphs import Tally
 from benchmarks.gpu.report import Row, Value
-from benchmarks.texts import MINILM_ID, minilm_directory, real_texts
 from libs.models import EncodeWork, load_model
 from libs.models.graphs.graphs import distance
 from libs.models.layers.encoder import PackedEncoder

@@ -15,11 +15,11 @@ from typing import Any, Final
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.families import Shape, batches_of
+from benchmarks.common.texts import real_texts
 from benchmarks.gpu import published
 from benchmarks.gpu.context import Context, peak
 from benchmarks.gpu.report import Row
-from benchmarks.texts import real_texts
+from benchmarks.models.families import Shape, batches_of
 from libs.models import EncodeWork, load_model
 from services.worker.profile.forward import Batch, profile_forward
 

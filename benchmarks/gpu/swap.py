@@ -14,12 +14,12 @@ from typing import Final
 
 import torch
 
-from benchmarks.families import Shape
 from benchmarks.gpu import published
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.report import Row
-from benchmarks.swap import TRANSFER_FACTOR
-from benchmarks.swap import measure as residency
+from benchmarks.models.families import Shape
+from benchmarks.models.swap import TRANSFER_FACTOR
+from benchmarks.models.swap import measure as residency
 from libs.models import EncodeWork
 from services.worker.settings import Settings
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.families import PUBLISHED
 from benchmarks.gpu import __main__ as runner
 from benchmarks.gpu import kernels, published
 from benchmarks.gpu.context import PEAKS, Context, NotHere, open_context
 from benchmarks.gpu.latency import query
 from benchmarks.gpu.report import NO_CUDA, ROOT, Report, Row, Target, faults, read, tree_name
 from benchmarks.gpu.steps import BY_NAME, STEPS, Step
+from benchmarks.models.families import PUBLISHED
 from tests.parity.checkpoints import random_model
 
 
