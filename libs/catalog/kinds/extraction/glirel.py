@@ -12,7 +12,7 @@ from typing import Final, Literal, get_args
 
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.files import Config, digest, need_config, tensor_files
-from libs.catalog.kinds.gliner import ENCODER_PREFIX, MOST_WORDS, Pooling, count, longest_sequence
+from libs.catalog.kinds.extraction.gliner import ENCODER_PREFIX, MOST_WORDS, Pooling, count, longest_sequence
 from libs.errors import ModelBroken
 
 FILE: Final = "glirel_config.json"

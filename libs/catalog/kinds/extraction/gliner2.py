@@ -14,7 +14,7 @@ from typing import Final, Literal, get_args
 
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, tensor_files
-from libs.catalog.kinds.gliner import MOST_WORDS, count, longest_sequence
+from libs.catalog.kinds.extraction.gliner import MOST_WORDS, count, longest_sequence
 from libs.errors import ModelBroken
 
 ENCODER_FILE: Final = "encoder_config/config.json"

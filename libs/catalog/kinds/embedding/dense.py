@@ -8,7 +8,7 @@ from dataclasses import replace
 from libs.catalog.card import Card, DenseModule
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.catalog.checkpoint.files import Config
-from libs.catalog.kinds.gritlm import gritlm, is_gritlm
+from libs.catalog.kinds.embedding.gritlm import gritlm, is_gritlm
 from libs.errors import ModelBroken
 
 _HIDDEN_KEYS = ("hidden_size", "dim", "d_model", "n_embd")

@@ -11,8 +11,8 @@ from dataclasses import replace
 from libs.catalog.card import Card, LateInteraction, Representation, Sparse
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.catalog.checkpoint.files import tensor_shape
-from libs.catalog.kinds.dense import dense
-from libs.catalog.kinds.sparse import columns
+from libs.catalog.kinds.embedding.dense import dense
+from libs.catalog.kinds.embedding.sparse import columns
 from libs.errors import ModelBroken
 
 SPARSE_FILE = "sparse_linear.safetensors"

@@ -13,7 +13,7 @@ from pathlib import Path
 from libs.catalog.card import Card, DenseModule, Expansion, LateInteraction
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.catalog.checkpoint.files import Config, read_config, tensor_shape
-from libs.catalog.kinds.dense import dimensions, hidden_size
+from libs.catalog.kinds.embedding.dense import dimensions, hidden_size
 from libs.errors import ModelBroken
 
 _STANFORD = "HF_ColBERT"
