@@ -8,7 +8,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`module`: of benchmarks.gpu, with a function `run(context)`. `seconds`: the most that it may take on a GPU."""
+    """`module`: of this package, with a function `run(context)`. `seconds`: the most that it may take on a GPU."""
 
     name: str
     module: str
