@@ -140,70 +140,70 @@ models-table: $(VENV)/.dev ## Generate docs/models.md and the schema of cards fr
 	$(BIN)/python -m libs.catalog.coverage
 
 bench: $(VENV)/.dev native ## Measure the mesh against sentence-transformers (OpenVINO and Infinity: docs/benchmarks.md), and its targets
-	$(BIN)/python -m benchmarks.mesh $(ARGS)
+	$(BIN)/python -m benchmarks.mesh.throughput $(ARGS)
 
 bench-families: $(VENV)/.dev native ## Measure every family's packed forward against transformers and sentence-transformers
-	$(BIN)/python -m benchmarks.families $(ARGS)
+	$(BIN)/python -m benchmarks.models.families $(ARGS)
 
 bench-writing: $(VENV)/.dev native ## Measure the decode loop against transformers' generate, alone and with 16 ragged sequences
-	$(BIN)/python -m benchmarks.writing $(ARGS)
+	$(BIN)/python -m benchmarks.models.writing $(ARGS)
 
 bench-mixed: $(VENV)/.dev native ## Measure an encoder's latency and the memory of keys and values beside eight callers of a model that writes
-	$(BIN)/python -m benchmarks.mixed $(ARGS)
+	$(BIN)/python -m benchmarks.stress.mixed $(ARGS)
 
 bench-attention: $(VENV)/.dev native ## Measure the native kernels against torch's operators, alone and in a model's forward
-	$(BIN)/python -m benchmarks.attention $(ARGS)
+	$(BIN)/python -m benchmarks.models.attention $(ARGS)
 
 bench-cost: $(VENV)/.dev native ## Measure the CPU of one request by process, and with ARGS=--profile by stage
-	$(BIN)/python -m benchmarks.cost $(ARGS)
+	$(BIN)/python -m benchmarks.mesh.cost $(ARGS)
 
 bench-router: $(VENV)/.dev ## Measure what a router alone can do, with a stub worker
-	$(BIN)/python -m benchmarks.router $(ARGS)
+	$(BIN)/python -m benchmarks.mesh.router $(ARGS)
 
 bench-edge: $(VENV)/.dev native ## Measure what the HTTP edge adds to a query, what it can do on one core, and the mesh through it against Infinity
-	$(BIN)/python -m benchmarks.edge $(ARGS)
+	$(BIN)/python -m benchmarks.http.edge $(ARGS)
 
 bench-images: $(VENV)/.dev native ## Measure image encoders and the preparing of images against transformers
 	$(BIN)/python -m benchmarks.images $(ARGS)
 
 bench-lora: $(VENV)/.dev native ## Measure what LoRA adapters cost, one and eight in a batch
-	$(BIN)/python -m benchmarks.lora $(ARGS)
+	$(BIN)/python -m benchmarks.models.lora $(ARGS)
 
 bench-swap: $(VENV)/.dev native ## Measure how long a model takes from disk and from host memory to its first vector
-	$(BIN)/python -m benchmarks.swap $(ARGS)
+	$(BIN)/python -m benchmarks.models.swap $(ARGS)
 
 bench-plan: $(VENV)/.dev ## Measure how long a plan takes for many models and workers
-	$(BIN)/python -m benchmarks.plan $(ARGS)
+	$(BIN)/python -m benchmarks.scheduler.plan $(ARGS)
 
 bench-scaling: $(VENV)/.dev ## Simulate scaling to zero with the scheduler of an earlier commit and of this tree: make bench-scaling ARGS='--before COMMIT'
-	$(BIN)/python -m benchmarks.scaling $(ARGS)
+	$(BIN)/python -m benchmarks.scheduler.scaling $(ARGS)
 
 bench-cancel: $(VENV)/.dev native ## Measure the device time that goes into cancelled requests
-	$(BIN)/python -m benchmarks.cancel $(ARGS)
+	$(BIN)/python -m benchmarks.stress.cancel $(ARGS)
 
 bench-overload: $(VENV)/.dev native ## Measure goodput, refusals and recovery when five times too much is asked
-	$(BIN)/python -m benchmarks.overload $(ARGS)
+	$(BIN)/python -m benchmarks.stress.overload $(ARGS)
 
 bench-telemetry: $(VENV)/.dev native ## Measure what traces and scrapes cost
-	$(BIN)/python -m benchmarks.telemetry $(ARGS)
+	$(BIN)/python -m benchmarks.mesh.telemetry $(ARGS)
 
 bench-fairness: $(VENV)/.dev native ## Measure what a hot model, a heavy tenant and a slow model do to a light client's latency
-	$(BIN)/python -m benchmarks.fairness $(ARGS)
+	$(BIN)/python -m benchmarks.stress.fairness $(ARGS)
 
 bench-recovery: $(VENV)/.dev native ## Measure how long the requests of a killed worker wait
-	$(BIN)/python -m benchmarks.recovery $(ARGS)
+	$(BIN)/python -m benchmarks.stress.recovery $(ARGS)
 
 bench-hostile: $(VENV)/.dev native ## Measure what a tenant that sends the largest products it can does to a light one, and to memory
-	$(BIN)/python -m benchmarks.hostile $(ARGS)
+	$(BIN)/python -m benchmarks.stress.hostile $(ARGS)
 
 bench-soak: $(VENV)/.dev native ## Run a mesh at 80 % of its capacity and watch memory, threads and files: make bench-soak MINUTES=10
-	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) $(ARGS)
+	$(BIN)/python -m benchmarks.stress.soak --minutes $(MINUTES) $(ARGS)
 
 bench-infinity: ## Install Infinity into an environment of its own, so that `make bench` measures it too
-	PYTHON=$(PYTHON) benchmarks/setup_infinity.sh
+	PYTHON=$(PYTHON) benchmarks/peers/setup_infinity.sh
 
 bench-openvino: $(VENV)/.dev ## Install OpenVINO into an environment of its own, so that `make bench` measures it too
-	VENV=$(VENV) benchmarks/setup_openvino.sh
+	VENV=$(VENV) benchmarks/peers/setup_openvino.sh
 
 console-check: $(VENV)/.dev ## Drive the console in real Chromium (Debian's, or one on the PATH; needs npm): every view and state, axe, screenshots in build/console
 	$(BIN)/python -m tests.console $(ARGS)

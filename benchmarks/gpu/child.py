@@ -42,7 +42,7 @@ def main() -> int:
         context.kept = frozenset(str(row["what"]) for row in report.rows)
     context.save()
     began = time.monotonic()
-    importlib.import_module(f"benchmarks.gpu.{BY_NAME[given.step].module}").run(context)
+    importlib.import_module(f"benchmarks.gpu.steps.{BY_NAME[given.step].module}").run(context)
     report.seconds = round(time.monotonic() - began, 1)
     if report.status == "running":
         failed = [str(row["what"]) for row in report.rows if "error" in row]

@@ -10,8 +10,8 @@ from typing import Final
 import torch
 import transformers
 
-from benchmarks.families import POSITIONS, PUBLISHED, Shape
 from benchmarks.gpu.context import Context
+from benchmarks.models.families import POSITIONS, PUBLISHED, Shape
 from libs.models import PackedModel, load_model
 from tests.parity.checkpoints import random_model, write_tokenizer
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from benchmarks.families import DTYPES, dtypes
 from benchmarks.images import __doc__ as about
 from benchmarks.images.encoders import SHAPES, measure_forwards, measure_preparing, photographs
 from benchmarks.images.mesh import LEAST, measure_mesh
 from benchmarks.images.pages import TOWERS, measure_pages
+from benchmarks.models.families import DTYPES, dtypes
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -25,7 +25,7 @@ import torch
 import transformers
 from PIL import Image
 
-from benchmarks.families import DTYPES, take_turns
+from benchmarks.models.families import DTYPES, take_turns
 from libs.models.images.decoding import decode
 from libs.models.images.loading import ImageModel, load_images
 from libs.models.work import InputSequence

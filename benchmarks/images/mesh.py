@@ -20,8 +20,8 @@ from statistics import median
 import torch
 from shoal import AsyncClient
 
-from benchmarks.families import DTYPES
 from benchmarks.images.encoders import Shape, packed_run, sequences_of
+from benchmarks.models.families import DTYPES
 from libs.models.images.loading import ImageModel, load_images
 from services.local.mesh import running
 from services.local.settings import Settings

@@ -22,8 +22,8 @@ import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from benchmarks.families import DTYPES, take_turns
 from benchmarks.images.encoders import ratio
+from benchmarks.models.families import DTYPES, take_turns
 from examples.random_models import write_tokenizer
 from libs.models.images.vlm.heads import Use
 from libs.models.images.vlm.loading import load_vision_language

@@ -17,24 +17,24 @@ from libs.catalog.checkpoint.chat import refuse_messages, template_files
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, shortened, tensor_files
 from libs.catalog.checkpoint.modules import read_modules, sentence_settings
-from libs.catalog.kinds.dense import dense
-from libs.catalog.kinds.gliclass import gliclass_card, is_gliclass
-from libs.catalog.kinds.gliner import gliner_card, is_gliner
-from libs.catalog.kinds.gliner2 import gliner2_card, is_gliner2
-from libs.catalog.kinds.glirel import glirel_card, is_glirel
-from libs.catalog.kinds.gritlm import is_gritlm
-from libs.catalog.kinds.hybrid import hybrid, layer_files, pickled_layers
-from libs.catalog.kinds.image_writer import image_writer_card, is_image_writer
-from libs.catalog.kinds.images import images_card, images_folder
-from libs.catalog.kinds.labels import sequence_labels, token_labels
-from libs.catalog.kinds.late import is_multi_vector, multi_vector
-from libs.catalog.kinds.laya import is_laya, laya_card
-from libs.catalog.kinds.nvembed import is_nvembed, nvembed_card
-from libs.catalog.kinds.reranker import need_answers, refuse_bare, yes_no
-from libs.catalog.kinds.sparse import is_sparse, sparse
-from libs.catalog.kinds.vision_language import is_vision_language, vision_language_card
-from libs.catalog.kinds.writer import FILE as GENERATION
-from libs.catalog.kinds.writer import is_writer, writer
+from libs.catalog.kinds.embedding.dense import dense
+from libs.catalog.kinds.embedding.gritlm import is_gritlm
+from libs.catalog.kinds.embedding.hybrid import hybrid, layer_files, pickled_layers
+from libs.catalog.kinds.embedding.late import is_multi_vector, multi_vector
+from libs.catalog.kinds.embedding.nvembed import is_nvembed, nvembed_card
+from libs.catalog.kinds.embedding.sparse import is_sparse, sparse
+from libs.catalog.kinds.extraction.gliner import gliner_card, is_gliner
+from libs.catalog.kinds.extraction.gliner2 import gliner2_card, is_gliner2
+from libs.catalog.kinds.extraction.glirel import glirel_card, is_glirel
+from libs.catalog.kinds.scoring.gliclass import gliclass_card, is_gliclass
+from libs.catalog.kinds.scoring.labels import sequence_labels, token_labels
+from libs.catalog.kinds.scoring.laya import is_laya, laya_card
+from libs.catalog.kinds.scoring.reranker import need_answers, refuse_bare, yes_no
+from libs.catalog.kinds.vision.images import images_card, images_folder
+from libs.catalog.kinds.vision.vision_language import is_vision_language, vision_language_card
+from libs.catalog.kinds.writing.image_writer import image_writer_card, is_image_writer
+from libs.catalog.kinds.writing.writer import FILE as GENERATION
+from libs.catalog.kinds.writing.writer import is_writer, writer
 from libs.catalog.overrides import Overrides, apply
 from libs.errors import ModelBroken
 from libs.text import control_character

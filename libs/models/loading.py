@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from libs.catalog.detect import read_card
-from libs.catalog.kinds.image_writer import is_image_writer
-from libs.catalog.kinds.images import images_folder
-from libs.catalog.kinds.vision_language import is_vision_language
+from libs.catalog.kinds.vision.images import images_folder
+from libs.catalog.kinds.vision.vision_language import is_vision_language
+from libs.catalog.kinds.writing.image_writer import is_image_writer
 from libs.catalog.overrides import Overrides
 from libs.models.generation.serving import load_writer_model
 from libs.models.images.serving import load_image_model

@@ -27,7 +27,7 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type:
 
 from libs.catalog.checkpoint import adapter
 from libs.catalog.checkpoint.files import tensor_files
-from libs.catalog.kinds.images import OPEN_CLIP_WEIGHTS
+from libs.catalog.kinds.vision.images import OPEN_CLIP_WEIGHTS
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity
 from libs.names import split_revision
 from libs.store.select import CONFIGS

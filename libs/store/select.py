@@ -10,7 +10,9 @@ from typing import Final
 
 from libs.catalog.checkpoint import adapter
 from libs.catalog.checkpoint.files import Config
-from libs.catalog.kinds import gliner, gliner2, glirel, images, laya
+from libs.catalog.kinds.extraction import gliner, gliner2, glirel
+from libs.catalog.kinds.scoring import laya
+from libs.catalog.kinds.vision import images
 from libs.errors import ModelBroken
 from libs.store.source import Remote, RemoteFile
 

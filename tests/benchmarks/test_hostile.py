@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from shoal.v1 import inference_pb2 as pb
 
-from benchmarks.hostile import Asked, Found, Memory
-from benchmarks.hostile_client import Attack, attacks
+from benchmarks.stress.hostile import Asked, Found, Memory
+from benchmarks.stress.hostile_client import Attack, attacks
 from libs.errors import InvalidInput
 from services.router.admission import validation
 

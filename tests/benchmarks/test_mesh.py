@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks.engine import balanced_shares
-from benchmarks.mesh import STEADY_CALLERS, seconds_once, singly, steadily, timed_singles
-from benchmarks.openvino_model import padded
-from benchmarks.processes import Vectors, cpu_seconds, listening_port
-from benchmarks.report import (
+from benchmarks.common.processes import Vectors, cpu_seconds, listening_port
+from benchmarks.common.report import (
     BATCHES,
     SORTED,
     STEADY,
@@ -32,6 +29,9 @@ from benchmarks.report import (
     to_json,
     usage,
 )
+from benchmarks.mesh.throughput import STEADY_CALLERS, seconds_once, singly, steadily, timed_singles
+from benchmarks.peers.engine import balanced_shares
+from benchmarks.peers.openvino_model import padded
 
 USED = Usage({"client": 100.0, "router": 400.0, "redis": 90.0, "worker": 700.0, "forward": 1500.0}, starved=0.01, turnaround=0.02)
 

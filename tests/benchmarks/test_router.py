@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.router import stubbed
+from benchmarks.mesh.router import stubbed
 
 
 async def test_texts_are_answered_by_the_stub() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.soak import Sample, grown
-from benchmarks.trend import trend
+from benchmarks.common.trend import trend
+from benchmarks.stress.soak import Sample, grown
 
 MIB = 2**20
 

@@ -9,9 +9,9 @@ import pytest
 
 from libs.catalog import coverage
 from libs.catalog.card import Kind
-from libs.catalog.kinds.image_writer import MODEL_TYPES as IMAGE_WRITERS
-from libs.catalog.kinds.images import DETECTORS, IMAGES_ALONE, TEXTS_AND_IMAGES
-from libs.catalog.kinds.vision_language import MODEL_TYPES as VISION_LANGUAGE
+from libs.catalog.kinds.vision.images import DETECTORS, IMAGES_ALONE, TEXTS_AND_IMAGES
+from libs.catalog.kinds.vision.vision_language import MODEL_TYPES as VISION_LANGUAGE
+from libs.catalog.kinds.writing.image_writer import MODEL_TYPES as IMAGE_WRITERS
 from libs.errors import InvalidInput
 from libs.models.text.registry import model_types
 

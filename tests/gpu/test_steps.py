@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.families import PUBLISHED
 from benchmarks.gpu import __main__ as runner
-from benchmarks.gpu import kernels, published
+from benchmarks.gpu import published
 from benchmarks.gpu.context import PEAKS, Context, NotHere, open_context
-from benchmarks.gpu.latency import query
 from benchmarks.gpu.report import NO_CUDA, ROOT, Report, Row, Target, faults, read, tree_name
-from benchmarks.gpu.steps import BY_NAME, STEPS, Step
+from benchmarks.gpu.steps import BY_NAME, STEPS, Step, kernels
+from benchmarks.gpu.steps.latency import query
+from benchmarks.models.families import PUBLISHED
 from tests.parity.checkpoints import random_model
 
 
@@ -28,7 +28,7 @@ def context(tmp_path: Path) -> Context:
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
 def test_every_step_has_its_module(step: Step) -> None:
-    module = importlib.import_module(f"benchmarks.gpu.{step.module}")
+    module = importlib.import_module(f"benchmarks.gpu.steps.{step.module}")
     assert list(inspect.signature(module.run).parameters) == ["context"]
 
 
@@ -129,7 +129,7 @@ def test_flops_of_a_forward(context: Context) -> None:
 
 
 def test_published_shapes_have_a_step_and_gpus_a_peak() -> None:
-    from benchmarks.gpu import families, latency, profile, swap
+    from benchmarks.gpu.steps import families, latency, profile, swap
 
     names = {shape.name for shape in PUBLISHED}
     assert set(families.ORDER) == names

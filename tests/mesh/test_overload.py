@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.overload import ENVIRONMENT, MODEL, Asker, Tally
+from benchmarks.stress.overload import ENVIRONMENT, MODEL, Asker, Tally
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.cluster import Cluster
 from tests.support.texts import texts

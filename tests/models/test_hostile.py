@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 from libs.catalog import read_card
 from libs.catalog.checkpoint.files import MAX_HEADER_BYTES, MAX_JSON_BYTES
-from libs.catalog.kinds.gliner import read_gliner
+from libs.catalog.kinds.extraction.gliner import read_gliner
 from libs.errors import InvalidInput, ModelBroken
 from libs.models import EncodeWork, PackedModel, load_model
 from libs.models.text.heads.extraction.spans import spans_of

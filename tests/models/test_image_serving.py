@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from libs.catalog.kinds.images import IMAGES_ALONE, TEXTS_AND_IMAGES
+from libs.catalog.kinds.vision.images import IMAGES_ALONE, TEXTS_AND_IMAGES
 from libs.catalog.overrides import Overrides
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
 from libs.models import ClassifyWork, EncodeResult, EncodeWork, ExtractResult, PackedModel, Part, ScoreResult, ScoreWork, load_model

@@ -10,7 +10,7 @@ import torch
 from shoal.v1 import models_pb2
 
 from libs.catalog.detect import read_card
-from libs.catalog.kinds.vision_language import MODEL_TYPES
+from libs.catalog.kinds.vision.vision_language import MODEL_TYPES
 from libs.catalog.overrides import Hints, Overrides
 from libs.errors import TaskNotSupported
 from libs.models import load_model

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import constants, snapshot_download
 
 from libs.catalog.checkpoint import adapter
-from libs.catalog.kinds.images import OPEN_CLIP, OPEN_CLIP_WEIGHTS
+from libs.catalog.kinds.vision.images import OPEN_CLIP, OPEN_CLIP_WEIGHTS
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity
 from libs.store import Copy, Progress
 from libs.store.cache import RECORD

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from libs.catalog.checkpoint.files import need_config, read_config, read_json, shortened
-from libs.catalog.kinds.images import is_open_clip
+from libs.catalog.kinds.vision.images import is_open_clip
 from libs.errors import ModelBroken
 from libs.kernels.linear import PackedLinear
 from libs.models import weights

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from libs.catalog.checkpoint.files import need_config, read_config
-from libs.catalog.kinds.images import OPEN_CLIP, is_open_clip
+from libs.catalog.kinds.vision.images import OPEN_CLIP, is_open_clip
 from libs.models.layers.spec import Config
 from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer

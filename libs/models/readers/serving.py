@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card, ImageSize
 from libs.catalog.checkpoint.files import need_config
 from libs.catalog.detect import read_card
-from libs.catalog.kinds.image_writer import ENCODER_DECODER, FLORENCE
+from libs.catalog.kinds.writing.image_writer import ENCODER_DECODER, FLORENCE
 from libs.catalog.overrides import Overrides
 from libs.models.generation.decoding.settings import read_settings
 from libs.models.generation.decoding.writer import Writer

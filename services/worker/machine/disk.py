@@ -8,7 +8,7 @@ from pathlib import Path
 
 from libs.catalog.checkpoint import adapter as lora
 from libs.catalog.checkpoint.files import tensor_entries
-from libs.catalog.kinds import images
+from libs.catalog.kinds.vision import images
 from libs.errors import InvalidInput, ModelNotFound
 from libs.names import is_model_id
 from libs.store.select import CONFIGS

@@ -15,7 +15,7 @@ from typing import Final
 from libs.catalog import read_card
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.adapter import base_of
-from libs.catalog.kinds.vision_language import is_merged
+from libs.catalog.kinds.vision.vision_language import is_merged
 from libs.catalog.overrides import Catalog
 from libs.errors import ModelBroken, ModelNotFound, ShoalError
 from libs.store import Copy, Progress, Store

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from PIL import Image
 
-from libs.catalog.kinds.images import OPEN_CLIP, OPEN_CLIP_WEIGHTS
+from libs.catalog.kinds.vision.images import OPEN_CLIP, OPEN_CLIP_WEIGHTS
 from libs.errors import ModelBroken
 from libs.models.head import ModelHead
 from libs.models.images.families.family import State, TowerSpec

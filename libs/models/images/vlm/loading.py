@@ -15,7 +15,7 @@ import torch
 from libs.catalog.checkpoint.adapter import FILE as ADAPTER
 from libs.catalog.checkpoint.adapter import base_of
 from libs.catalog.checkpoint.files import need_config, read_config, read_json, shortened
-from libs.catalog.kinds.vision_language import sparse_columns
+from libs.catalog.kinds.vision.vision_language import sparse_columns
 from libs.errors import ModelBroken
 from libs.models import weights
 from libs.models.images.loading import read_image_processor

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from libs.catalog.card import Activation
-from libs.catalog.kinds.gliclass import Gliclass, Pooling, Scorer
+from libs.catalog.kinds.scoring.gliclass import Gliclass, Pooling, Scorer
 from libs.kernels.attention import varlen_attention
 from libs.kernels.layout import Layout, cumulated, to_device
 from libs.kernels.norms import layer_norm

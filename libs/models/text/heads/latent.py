@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from libs.catalog.kinds.nvembed import Latent
+from libs.catalog.kinds.embedding.nvembed import Latent
 from libs.kernels.norms import layer_norm
 from libs.kernels.pooling import mean
 from libs.models.head import Array, row_each

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from libs.catalog.card import Card
-from libs.catalog.kinds.nvembed import MODEL_TYPE, read_latent
+from libs.catalog.kinds.embedding.nvembed import MODEL_TYPE, read_latent
 from libs.models.head import ModelHead
 from libs.models.text.heads.latent import LatentHead
 from libs.models.text.heads.modules import dense_layers

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.files import need_config
-from libs.catalog.kinds.gliclass import read_gliclass
+from libs.catalog.kinds.scoring.gliclass import read_gliclass
 from libs.errors import ModelBroken
 from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.embeddings import TokenEmbedding

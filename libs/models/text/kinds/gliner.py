@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.files import Config, read_config
-from libs.catalog.kinds.gliner import ADVICE, FILE, LABELS_FOLDER, LABELS_PREFIX, Gliner, read_gliner
+from libs.catalog.kinds.extraction.gliner import ADVICE, FILE, LABELS_FOLDER, LABELS_PREFIX, Gliner, read_gliner
 from libs.errors import ModelBroken
 from libs.models.text.heads.extraction.entities import EntityHead
 from libs.models.text.heads.extraction.label_vectors import LabelVectors

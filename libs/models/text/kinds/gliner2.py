@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from libs.catalog.card import Card
-from libs.catalog.kinds.gliner2 import ADVICE, Boundary, read_gliner2
+from libs.catalog.kinds.extraction.gliner2 import ADVICE, Boundary, read_gliner2
 from libs.errors import ModelBroken
 from libs.models.text.heads.boundary.head import UNUSED, BoundaryHead
 from libs.models.text.heads.boundary.places import MOST_WORDS

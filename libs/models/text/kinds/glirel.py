@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from libs.catalog.card import Card
-from libs.catalog.kinds.glirel import ADVICE, FILE, LABEL_MARKER, TEXT_MARKER, read_glirel
+from libs.catalog.kinds.extraction.glirel import ADVICE, FILE, LABEL_MARKER, TEXT_MARKER, read_glirel
 from libs.errors import ModelBroken
 from libs.models.text.heads.extraction.pairs import ConcatScorer, DotScorer, EntityMarker, PairHead
 from libs.models.text.heads.extraction.spans import TwoLayers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from libs.catalog.card import Card
-from libs.catalog.kinds.hybrid import SPARSE_FILE, TOKENS_FILE
+from libs.catalog.kinds.embedding.hybrid import SPARSE_FILE, TOKENS_FILE
 from libs.errors import ModelBroken
 from libs.models.head import ModelHead
 from libs.models.text.heads.linear import HeadLinear, check_shape

@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from libs.catalog.card import Card
-from libs.catalog.kinds.laya import FILE, TOKENIZER_FOLDER, read_laya
+from libs.catalog.kinds.scoring.laya import FILE, TOKENIZER_FOLDER, read_laya
 from libs.errors import ModelBroken
 from libs.models.text.heads.laya import OptionsHead
 from libs.models.text.kinds.kind import Built, Parts

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.catalog.kinds.labels import entity_kind
+from libs.catalog.kinds.scoring.labels import entity_kind
 from libs.models.results import Entity
 from libs.models.text.tokenising.text import Spans
 from libs.models.work import Aggregation

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from libs.catalog.card import Card
-from libs.catalog.kinds.gliclass import LABEL_MARKER, TEXT_MARKER, Gliclass
+from libs.catalog.kinds.scoring.gliclass import LABEL_MARKER, TEXT_MARKER, Gliclass
 from libs.errors import InvalidInput, ModelBroken
 from libs.models.results import Extraction, ExtractResult, LabelScore, Result
 from libs.models.text.checks import hypotheses, item_path, need_labels, need_task, unsupported

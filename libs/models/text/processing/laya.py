@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from libs.catalog.card import Card
-from libs.catalog.kinds.laya import Laya
+from libs.catalog.kinds.scoring.laya import Laya
 from libs.errors import InvalidInput
 from libs.models.results import Extraction, ExtractResult, LabelScore, Result
 from libs.models.text.checks import item_path, need_labels, need_task, unsupported

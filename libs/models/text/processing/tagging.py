@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.catalog.card import Card
-from libs.catalog.kinds.labels import entity_kind
+from libs.catalog.kinds.scoring.labels import entity_kind
 from libs.models.results import Entity, Extraction, ExtractResult, Result
 from libs.models.text.checks import item_path, known_labels, need_task, unsupported
 from libs.models.text.processing.entities import find_entities

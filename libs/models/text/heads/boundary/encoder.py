@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from libs.catalog.kinds.gliner2 import Boundary
+from libs.catalog.kinds.extraction.gliner2 import Boundary
 from libs.kernels.attention import varlen_attention
 from libs.kernels.layout import Layout, to_device
 from libs.models.text.heads.extraction.words import prefix_sums

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from libs.catalog.kinds.gliner2 import Boundary
+from libs.catalog.kinds.extraction.gliner2 import Boundary
 from libs.models.text.heads.linear import HeadDot, HeadNorm, linear_layer
 
 State = Mapping[str, Tensor]

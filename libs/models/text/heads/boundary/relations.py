@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from libs.catalog.kinds.gliner2 import RelationSettings
+from libs.catalog.kinds.extraction.gliner2 import RelationSettings
 from libs.models.text.heads.boundary.pairs import Pairs
 from libs.models.text.heads.linear import HeadDot, linear_layer
 

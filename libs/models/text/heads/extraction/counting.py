@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from libs.catalog.kinds.gliner2 import Counting
+from libs.catalog.kinds.extraction.gliner2 import Counting
 from libs.errors import ModelBroken
 from libs.kernels.layout import to_device
 from libs.models.text.heads.extraction.words import prefix_sums

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from libs.catalog.kinds.gliner2 import Counting
+from libs.catalog.kinds.extraction.gliner2 import Counting
 from libs.kernels.layout import to_device
 from libs.models.head import Array
 from libs.models.packed import Packed, Rows

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from libs.catalog.kinds.gliner import Pooling
+from libs.catalog.kinds.extraction.gliner import Pooling
 from libs.errors import ModelBroken
 from libs.kernels.layout import to_device
 from libs.models.packed import Packed

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.catalog.card import Card
-from libs.catalog.kinds.gliner2 import Boundary
+from libs.catalog.kinds.extraction.gliner2 import Boundary
 from libs.errors import InvalidInput
 from libs.models.results import Entity, Extraction, Relation, Structure
 from libs.models.schema import Schema

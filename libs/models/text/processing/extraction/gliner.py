@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from libs.catalog.card import Card
-from libs.catalog.kinds.gliner import Gliner
+from libs.catalog.kinds.extraction.gliner import Gliner
 from libs.errors import InvalidInput
 from libs.models.results import Entity, Extraction, ExtractResult, Relation, Result
 from libs.models.text.checks import need_labels, need_task, unsupported

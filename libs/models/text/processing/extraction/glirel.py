@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.catalog.card import Card
-from libs.catalog.kinds.glirel import LABEL_MARKER, TEXT_MARKER, Glirel
+from libs.catalog.kinds.extraction.glirel import LABEL_MARKER, TEXT_MARKER, Glirel
 from libs.errors import InvalidInput
 from libs.models.results import Entity, Extraction, ExtractResult, Relation, Result
 from libs.models.text.checks import need_labels, need_task, unsupported

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from libs.catalog.kinds.gliner import Adjacency
+from libs.catalog.kinds.extraction.gliner import Adjacency
 from libs.models.text.heads.extraction.spans import SpanMarker, TwoLayers, folded
 from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.text.processing.extraction.spans import Candidates

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from libs.catalog.kinds.gliner import Pooling
+from libs.catalog.kinds.extraction.gliner import Pooling
 from libs.errors import InputTooLong, InvalidInput
 from libs.models.text.checks import item_path
 from libs.models.text.tokenising.cutting import sliced

@@ -1,0 +1,1 @@
+"""What several benchmarks share: texts, the processes that are measured, the machine, and what is reported."""

@@ -1,0 +1,284 @@
+"""Many models on a budget, and real out-of-memory.
+
+Forty models: random ones in a mesh whose worker has room for eight on the device and for sixteen more in host memory, asked with
+Zipf's popularity; every model's vector of one text is compared with its own, computed alone before. Out of memory: a batch runs
+while all but a part of what it needs is taken from the device by a plain allocation, and the worker's ladder recovers from what
+CUDA raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from shoal import AsyncClient, ShoalError
+
+from benchmarks.common.report import percentile
+from benchmarks.common.texts import real_texts
+from benchmarks.gpu import published
+from benchmarks.gpu.context import Context
+from benchmarks.gpu.report import Row
+from libs.models import EncodeWork, InputSequence, Output, PackedModel, Unfinished, load_model
+from services.local.mesh import running
+from services.local.settings import Settings as MeshSettings
+from services.worker.jobs import ladder
+from services.worker.machine.device import open_device
+from services.worker.settings import Settings
+from tests.parity.checkpoints import write_checkpoint
+
+MODELS: Final = 40
+RESIDENT: Final = 8
+WARM: Final = 16
+REQUESTS: Final = 1500
+CALLERS: Final = 16
+BATCH_TOKENS: Final = 16_384
+LEAST_COSINE: Final = 0.999
+SHARES: Final = (1.5, 0.6, 0.3, 0.1, 0.02)
+"""Of what the batch needs, how much of the device's memory is left for it."""
+SPARE: Final = 32 << 20
+
+Vector = NDArray[np.float32]
+
+
+def run(context: Context) -> None:
+    context.measure("a batch that does not fit", lambda: rehearsed(context), seconds=5)
+    with tempfile.TemporaryDirectory() as name:
+        for share in SHARES:
+            context.measure(
+                f"out of memory, room for {share:g} of a batch", partial(ladder_row, context, Path(name), share),
+                needs_cuda=True, seconds=8,
+            )  # fmt: skip
+        context.measure("out of memory, an idle model lets go", lambda: relieved(context, Path(name)), needs_cuda=True, seconds=8)
+    context.measure(f"{MODELS} models", lambda: many(context), seconds=30)
+    failed = context.report.number(f"{MODELS} models", "failures")
+    context.target(f"failures of {MODELS} models on a budget of {RESIDENT}", 0, "requests", failed, at_most=True)
+
+
+def rehearsed(context: Context) -> Row:
+    """The ladder on this device, with a forward that raises torch's error for more than a quarter of the batch."""
+    with tempfile.TemporaryDirectory() as name:
+        model, sequences = _model(context, Path(name), 512)
+        wanted = _vectors(model.forward("dense", sequences))
+        limit = sum(one.tokens for one in sequences) // 4
+
+        def forward(some: list[InputSequence]) -> list[Output]:
+            if sum(one.tokens for one in some) > limit:
+                raise torch.OutOfMemoryError("CUDA out of memory. (a rehearsal)")
+            return model.forward("dense", some)
+
+        climber = ladder.Ladder(recover=lambda: None, trim=lambda: None, relieve=lambda _: False)
+        return _climbed(climber, forward, sequences, wanted)
+
+
+def ladder_row(context: Context, folder: Path, share: float) -> Row:
+    model, sequences = _model(context, folder, BATCH_TOKENS)
+    wanted, need = _needed(model, sequences)
+    device = open_device(Settings("bench", device="cuda", dtype="bfloat16"))
+    climber = ladder.Ladder(device.recover, device.trim, relieve=lambda _: False)
+    with _filled(int(need * share)):
+        row = _climbed(climber, lambda some: model.forward("dense", some), sequences, wanted)
+    again = _lowest_cosine(_vectors(model.forward("dense", sequences)), wanted)
+    return row | {"batch_bytes": need, "cosine_after_it": again}
+
+
+def relieved(context: Context, folder: Path) -> Row:
+    """A batch finds no room until an idle model, which has what it needs, is evicted."""
+    model, sequences = _model(context, folder, BATCH_TOKENS)
+    wanted, need = _needed(model, sequences)
+    device = open_device(Settings("bench", device="cuda", dtype="bfloat16"))
+    idle = [torch.empty(2 * need + SPARE, dtype=torch.uint8, device=context.device)]
+
+    def relieve(_: str) -> bool:
+        had = bool(idle)
+        idle.clear()
+        torch.cuda.empty_cache()
+        return had
+
+    with _filled(need // 10):
+        row = _climbed(
+            ladder.Ladder(device.recover, device.trim, relieve), lambda some: model.forward("dense", some), sequences, wanted
+        )
+    return row | {"batch_bytes": need}
+
+
+def _model(context: Context, folder: Path, tokens: int) -> tuple[PackedModel, list[InputSequence]]:
+    """BERT-base's shape, and a batch of so many tokens."""
+    shape = published.shapes(context, ("BERT-base",))[0]
+    model = published.loaded(shape, folder, context)
+    mix = real_texts(max(16, tokens // 40), directory=folder / shape.name)
+    sequences: list[InputSequence] = []
+    for one in model.prepare(EncodeWork(mix.texts)).sequences:
+        if sum(each.tokens for each in sequences) + one.tokens > tokens:
+            break
+        sequences.append(one)
+    return model, sequences
+
+
+def _needed(model: PackedModel, sequences: list[InputSequence]) -> tuple[Vector, int]:
+    """The batch's vectors with all the memory there is, and the bytes that its forward took at most."""
+    model.forward("dense", sequences)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    wanted = _vectors(model.forward("dense", sequences))
+    return wanted, torch.cuda.max_memory_allocated() - before
+
+
+@contextmanager
+def _filled(left: int) -> Iterator[None]:
+    """Within this context the device has about `left` free bytes: all others are taken by one allocation."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    filler = _taken(torch.cuda.mem_get_info()[0] - left - SPARE)
+    try:
+        yield
+    finally:
+        del filler
+        torch.cuda.empty_cache()
+
+
+def _taken(size: int) -> torch.Tensor:
+    """One allocation of about `size` bytes: less where the driver has no piece that large."""
+    while True:
+        try:
+            return torch.empty(max(0, size), dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError:
+            if size <= 0:
+                raise
+            size -= SPARE
+
+
+class _Rungs(logging.Handler):
+    """Collects which steps the ladder says that it takes."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.rungs: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        told = getattr(record, "shoal_fields", None)
+        self.rungs.append(str(told.get("rung", record.getMessage())) if isinstance(told, dict) else record.getMessage())
+
+
+def _climbed(
+    climber: ladder.Ladder, forward: Callable[[list[InputSequence]], list[Output]], sequences: list[InputSequence], wanted: Vector
+) -> Row:
+    """Which steps were taken, how many sequences failed, and whether the vectors of the others are right."""
+    rungs = _Rungs()
+    ladder.log.addHandler(rungs)
+    began = time.perf_counter()
+    try:
+        climbed = climber.run("random/BERT-base", forward, sequences)
+    finally:
+        ladder.log.removeHandler(rungs)
+    took = time.perf_counter() - began
+    errors = Counter(type(one).__name__ for one in climbed.outcomes if isinstance(one, Exception))
+    fine = [number for number, one in enumerate(climbed.outcomes) if not isinstance(one, Exception)]
+    found = _vectors([one for one in climbed.outcomes if not isinstance(one, Exception | Unfinished)]) if fine else wanted[:0]
+    row: Row = {
+        "sequences": len(sequences),
+        "seconds": took,
+        "rungs": dict(Counter(rungs.rungs)),
+        "is_clean": climbed.is_clean,
+        "fitted_tokens": climbed.fitted_tokens,
+        "failed": dict(errors),
+        "lowest_cosine": _lowest_cosine(found, wanted[fine]) if fine else None,
+    }
+    if set(errors) - {"OutOfMemory"}:
+        return row | {"error": f"sequences failed with {dict(errors)}"}
+    if fine and _lowest_cosine(found, wanted[fine]) < LEAST_COSINE:
+        return row | {"error": "vectors differ after recovery"}
+    return row
+
+
+def _vectors(outputs: list[Output]) -> Vector:
+    return np.stack([np.asarray(one, np.float32) for one in outputs])
+
+
+def _lowest_cosine(found: Vector, wanted: Vector) -> float:
+    return float(((found * wanted).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(wanted, axis=1)).min())
+
+
+def many(context: Context) -> Row:
+    models, requests = (6, 40) if context.is_tiny else (MODELS, REQUESTS)
+    hidden, layers, heads = (32, 2, 2) if context.is_tiny else (384, 6, 6)
+    resident, warm = (2, 2) if context.is_tiny else (RESIDENT, WARM)
+    text = "Programs such as the GPL are free software."
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        alone: dict[str, Vector] = {}
+        batch_tokens = 256 if context.is_tiny else BATCH_TOKENS
+        weights = activations = 0
+        for number in range(models):
+            model_id = f"many/{number:02}"
+            write_checkpoint(
+                "bert", folder / model_id, seed=number, dtype=torch.bfloat16, hidden=hidden, layers=layers, heads=heads
+            )
+            model = load_model(folder / model_id, model_id, context.device, torch.bfloat16)
+            alone[model_id] = _vectors(model.forward("dense", model.prepare(EncodeWork([text])).sequences))
+            if not number:
+                weights, activations = model.bytes, int(model.probe() * batch_tokens)
+            del model
+        context.forget()
+        budget = int(resident * weights * 1.1) + int(activations * 1.2)
+        found = asyncio.run(_asked(context, folder, alone, text, requests, budget, int(warm * weights * 1.1), batch_tokens))
+    return {"models": models, "weights_bytes": weights, "budget_bytes": budget, "batch_bytes": activations, **found}
+
+
+async def _asked(
+    context: Context, folder: Path, alone: dict[str, Vector], text: str, requests: int, budget: int, host: int, batch_tokens: int
+) -> Row:
+    environment = (
+        ("SHOAL_MEMORY_BYTES", str(budget)),
+        ("SHOAL_HOST_BYTES", str(host)),
+        ("SHOAL_BATCH_TOKENS", str(batch_tokens)),
+    )
+    settings = MeshSettings(
+        port=0, models=str(folder), dtype="bfloat16", device="cuda" if context.has_cuda else "cpu", environment=environment
+    )
+    names = list(alone)
+    chooser = random.Random(7)
+    weights = [1 / (rank + 1) for rank in range(len(names))]
+    asked = iter([*names, *chooser.choices(names, weights, k=requests)])
+    seconds: list[float] = []
+    failures: Counter[str] = Counter()
+    cosines: list[float] = []
+
+    async def caller(client: AsyncClient) -> None:
+        for model in asked:
+            if context.seconds_left < 5:
+                return
+            began = time.perf_counter()
+            try:
+                answer = await client.encode(model, [text])
+            except ShoalError as error:
+                failures[type(error).__name__] += 1
+                continue
+            seconds.append(time.perf_counter() - began)
+            cosines.append(_lowest_cosine(answer.dequantize(), alone[model]))
+
+    async with running(settings) as mesh, AsyncClient(mesh.address, timeout=60) as client:
+        began = time.perf_counter()
+        await asyncio.gather(*(caller(client) for _ in range(CALLERS)))
+        took = time.perf_counter() - began
+    row: Row = {
+        "requests": len(seconds) + sum(failures.values()),
+        "requests_per_second": len(seconds) / took,
+        "p50_ms": percentile(seconds, 0.5) * 1e3,
+        "p99_ms": percentile(seconds, 0.99) * 1e3,
+        "failures": sum(failures.values()),
+        "failed": dict(failures),
+        "lowest_cosine": min(cosines),
+    }
+    return row if min(cosines) >= LEAST_COSINE else row | {"error": f"a vector's cosine to the model's own is {min(cosines):.4f}"}

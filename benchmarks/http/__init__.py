@@ -1,0 +1,1 @@
+"""What does HTTP in front of a mesh cost?"""

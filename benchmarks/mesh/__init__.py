@@ -1,0 +1,1 @@
+"""How fast is a mesh at work, and what do its requests, its router and its telemetry cost?"""

@@ -1,0 +1,1 @@
+"""How fast are models, kernels, adapters and swaps on one device, without a mesh?"""

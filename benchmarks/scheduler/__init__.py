@@ -1,0 +1,1 @@
+"""How good and how quick are the scheduler's decisions?"""

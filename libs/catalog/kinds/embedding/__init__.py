@@ -1,0 +1,1 @@
+"""Models that embed: dense, sparse and multi-vector."""

@@ -1,0 +1,66 @@
+"""Embedding models: one dense vector a text, by pooling and the modules after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from libs.catalog.card import Card, DenseModule
+from libs.catalog.checkpoint.checkpoint import Checkpoint
+from libs.catalog.checkpoint.files import Config
+from libs.catalog.kinds.embedding.gritlm import gritlm, is_gritlm
+from libs.errors import ModelBroken
+
+_HIDDEN_KEYS = ("hidden_size", "dim", "d_model", "n_embd")
+_MASKED = "ForMaskedLM"
+
+
+def dense(files: Checkpoint, card: Card) -> Card:
+    """The card of a model with dense vectors. Raises ModelBroken for modules without pooling, or that do not fit each other."""
+    if files.modules.listed and not files.modules.pooling:
+        raise ModelBroken("modules.json: names no Pooling, without which there is no vector of a text")
+    pooling = files.modules.pooling or ("mean",)
+    card = replace(
+        card,
+        tasks=("encode", "score", "classify"),
+        representations=("dense",),
+        dimensions=dimensions(files.modules.dense, hidden_size(files.config) * len(pooling)),
+        pooling=pooling,
+        pool_prompt=files.modules.pool_prompt,
+        modules=files.modules.dense,
+        normalize=files.modules.normalize,
+        scoring="cosine",
+        notes=_ambiguous(files),
+    )
+    if not is_gritlm(files.config.values):
+        return card
+    return replace(gritlm(card), dimensions=hidden_size(files.config))
+
+
+def hidden_size(config: Config) -> int:
+    """The width of the encoder's hidden states. Raises ModelBroken if config.json has none of the known keys."""
+    for key in _HIDDEN_KEYS:
+        if size := config.number(key):
+            return size
+    raise config.broken("hidden_size", "is missing")
+
+
+def dimensions(modules: Sequence[DenseModule], size: int) -> int:
+    """The width after the dense modules, the first of which takes `size` numbers. Raises ModelBroken where widths do not match."""
+    for module in modules:
+        if module.in_features != size:
+            raise ModelBroken(
+                f"{module.folder}/config.json: `in_features` is {module.in_features}, but its input has {size} numbers"
+            )
+        size = module.out_features
+    return size
+
+
+def _ambiguous(files: Checkpoint) -> tuple[str, ...]:
+    """A note for the card of a masked language model, which may be meant for SPLADE."""
+    if not files.architecture.endswith(_MASKED) or files.modules.listed:
+        return ()
+    return (
+        f"config.json: `architectures` is {files.architecture} and there is no modules.json: taken for dense vectors by the "
+        "mean, as sentence-transformers does. If it is SPLADE, a card with `detect: {kind: sparse}` says so",
+    )

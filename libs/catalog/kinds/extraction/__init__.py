@@ -1,0 +1,1 @@
+"""Zero-shot models that find entities, relations and structures in texts."""
