@@ -24,12 +24,20 @@ from libs.models.documents import with_pages
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker.jobs import spans
-from services.worker.jobs.delivery import Delivery
-from services.worker.jobs.finisher import Finisher
+from services.worker.jobs.answers.delivery import Delivery
+from services.worker.jobs.answers.finisher import Finisher
+from services.worker.jobs.execution.runner import Runner
 from services.worker.jobs.held import HeldJob, Lease
-from services.worker.jobs.preparing import HELD_SECONDS, SMALL_BYTES, GiveWay, Preparation, Preparers, estimated_tokens, read_bytes
-from services.worker.jobs.pulls import LaneName, Lead
-from services.worker.jobs.runner import Runner
+from services.worker.jobs.pulling.preparing import (
+    HELD_SECONDS,
+    SMALL_BYTES,
+    GiveWay,
+    Preparation,
+    Preparers,
+    estimated_tokens,
+    read_bytes,
+)
+from services.worker.jobs.pulling.pulls import LaneName, Lead
 from services.worker.memory.residency import Residency
 from services.worker.memory.resident import Resident
 from services.worker.mesh import codec

@@ -14,10 +14,10 @@ from libs.errors import InternalError, ShoalError
 from libs.models import EncodeWork
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
-from services.worker.jobs.delivery import Delivery
+from services.worker.jobs.answers.delivery import Delivery
+from services.worker.jobs.answers.widening import Widening, nonfinite_outputs
+from services.worker.jobs.answers.written import WrittenParts
 from services.worker.jobs.held import HeldJob
-from services.worker.jobs.widening import Widening, nonfinite_outputs
-from services.worker.jobs.written import WrittenParts
 from services.worker.mesh import codec
 from services.worker.mesh.codec import Timings
 

@@ -24,10 +24,10 @@ from libs.models import Between, EncodeWork, InputSequence, Prepared, ScoreWork,
 from libs.telemetry import metrics
 from libs.telemetry.logs import Value, fields
 from services.worker.jobs import spans
-from services.worker.jobs.device_time import DeviceTime
+from services.worker.jobs.execution.device_time import DeviceTime
+from services.worker.jobs.execution.ladder import Caps, Climbed, Ladder, Outcome
+from services.worker.jobs.execution.sparing import keep, spare
 from services.worker.jobs.held import HeldJob
-from services.worker.jobs.ladder import Caps, Climbed, Ladder, Outcome
-from services.worker.jobs.sparing import keep, spare
 from services.worker.jobs.waste import Waste
 from services.worker.scheduling.batcher import Batch, Flow, Group, Limits, Waiting, WaitingRoom
 from services.worker.scheduling.meter import Meter

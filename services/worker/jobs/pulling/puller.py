@@ -19,9 +19,9 @@ from shoal.v1 import worker_pb2
 from libs.errors import ShoalError
 from libs.telemetry.logs import fields
 from libs.versions import WIRE_VERSION
-from services.worker.jobs.intake import Intake
-from services.worker.jobs.pulls import LaneName, LaneState, Pull, Situation, plan_pulls
-from services.worker.jobs.runner import Runner
+from services.worker.jobs.execution.runner import Runner
+from services.worker.jobs.pulling.intake import Intake
+from services.worker.jobs.pulling.pulls import LaneName, LaneState, Pull, Situation, plan_pulls
 from services.worker.memory.residency import Residency
 from services.worker.mesh.link import Backoff, Link
 from services.worker.scheduling.batcher import Flow

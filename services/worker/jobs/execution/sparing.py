@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from libs.errors import ShoalError
 from libs.models import InputSequence, Output, Unfinished, is_finite
 from libs.telemetry import metrics
-from services.worker.jobs.ladder import Outcome
+from services.worker.jobs.execution.ladder import Outcome
 from services.worker.memory.images import ImageOutputs
 
 

@@ -18,9 +18,9 @@ from typing import Final
 
 from shoal.v1 import worker_pb2
 
-from services.worker.jobs.finisher import must_succeed
+from services.worker.jobs.answers.finisher import must_succeed
 from services.worker.jobs.held import HeldJob
-from services.worker.jobs.pulls import LaneName
+from services.worker.jobs.pulling.pulls import LaneName
 from services.worker.scheduling.batcher import BULK_SHARE, Caller, Flow
 from services.worker.scheduling.turns import Turns
 
