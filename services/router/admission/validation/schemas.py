@@ -9,7 +9,7 @@ from typing import Final
 from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import InvalidInput
-from services.router.admission import limits
+from services.router.admission.validation import limits
 
 _INSTANCES: Final = 19
 """The most that a model finds of one relation or structure in a text."""

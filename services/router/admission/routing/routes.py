@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from shoal.v1 import models_pb2
+from shoal.v1 import models_pb2, worker_pb2
 
 from libs.catalog.overrides import Catalog
 from libs.catalog.pools import NAME, WORDS, Pools
@@ -22,7 +22,6 @@ from libs.errors import InvalidInput, NoCapacity
 from libs.fleet import COMING, FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.fleet.claims import load_seconds
 from libs.queue import LaneKey
-from services.router.admission.control import why_broken
 
 IN_TIME: Final = 0.5
 """Share of what is left until the deadline that a request may wait before it begins."""
@@ -86,6 +85,26 @@ def choose_lane(
         _best(named, wanted, routes, snapshot, backlog, seconds, without) if named else _anywhere(wanted, routes, snapshot, without)
     )
     return LaneKey(pool, wanted.model, wanted.adapter)
+
+
+def why_broken(lane: LaneKey, snapshot: FleetSnapshot) -> worker_pb2.Failure | None:
+    """Why the pool cannot serve the lane's model or adapter, or None while it may.
+
+    An adapter is broken once one worker with the model could not load it; if it only could not be fetched, or there was no room
+    (NoCapacity), all of them must have failed.
+    """
+    if snapshot.failures.get(lane.model):
+        failure = snapshot.verdict(lane.model, lane.pool)
+        if failure is not None:
+            return failure
+    if not lane.adapter:
+        return None
+    records = [worker.models[lane.model] for worker in snapshot.resident_on(lane.model) if worker.pool == lane.pool]
+    if any(lane.adapter in record.adapters for record in records):
+        return None
+    failures = [record.failed_adapters[lane.adapter] for record in records if lane.adapter in record.failed_adapters]
+    passing = failures[0] if failures and len(failures) == len(records) else None
+    return next((failure for failure in failures if failure.reason != NoCapacity.reason), passing)
 
 
 def has_other_pool(wanted: Wanted, routes: Routes, snapshot: FleetSnapshot, without: Collection[str]) -> bool:

@@ -1,7 +1,7 @@
-"""The limits of a request: the one list that `validation.py` enforces and that users read.
+"""The limits of a request: the one list that `requests.py` enforces and that users read.
 
-The table in docs/security.md is `table()` (`python -m services.router.admission.limits` prints it), and the comments of the
-fields in protos/ give the same numbers: tests/router/test_limits.py compares them, and finds fields of requests that have no
+The table in docs/security.md is `table()` (`python -m services.router.admission.validation.limits` prints it), and the comments of
+the fields in protos/ give the same numbers: tests/router/test_limits.py compares them, and finds fields of requests that have no
 limit here.
 """
 

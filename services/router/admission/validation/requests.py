@@ -17,7 +17,7 @@ from shoal.v1 import models_pb2, tensor_pb2
 
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.names import is_model_id
-from services.router.admission import limits, pictures, schemas
+from services.router.admission.validation import limits, pictures, schemas
 
 _EMPTY_ITEM_BYTES: Final = 2
 """An item whose content is set and empty: tag and length."""

@@ -19,8 +19,8 @@ from shoal.v1 import models_pb2, worker_pb2
 from libs.catalog.pools import NAME, WORDS
 from libs.errors import InvalidInput
 from libs.text import without_controls
-from services.router.admission import report_limits as limits
-from services.router.admission.limits import Limit
+from services.router.admission.validation import report_limits as limits
+from services.router.admission.validation.limits import Limit
 
 _PLAIN: Final = re.compile(r"[!-~]+")
 _POOL: Final = re.compile(NAME)

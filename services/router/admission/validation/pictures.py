@@ -1,6 +1,6 @@
 """The size of a picture from its file's header, and what it costs in tokens, without decoding anything. Pure.
 
-`validation.py` refuses and prices by it. A header that is not understood here has no size: the picture is priced as the largest
+`requests.py` refuses and prices by it. A header that is not understood here has no size: the picture is priced as the largest
 that its model takes, and the worker, which has a reader for each format, refuses it or reads it.
 """
 

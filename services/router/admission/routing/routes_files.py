@@ -10,7 +10,7 @@ from libs.catalog.cards import read_catalog
 from libs.catalog.overrides import Catalog
 from libs.catalog.pools import Pools, check_cards, read_pools
 from libs.serving.watched import Watched
-from services.router.admission.routes import Routes
+from services.router.admission.routing.routes import Routes
 
 
 def watch_routes(pools: Path | None, folders: Sequence[Path], default_pool: str) -> Watched[Routes]:

@@ -1,8 +1,8 @@
 """The limits of workers' reports: the one list that `reports.py` enforces and that users read, as `limits.py` is of clients'
 requests.
 
-The second table in docs/security.md is `table(ALL)` (`python -m services.router.admission.report_limits` prints it), and the
-comments of the fields in protos/ give the same numbers: tests/router/test_report_limits.py compares them, and finds fields that
+The second table in docs/security.md is `table(ALL)` (`python -m services.router.admission.validation.report_limits` prints it), and
+the comments of the fields in protos/ give the same numbers: tests/router/test_report_limits.py compares them, and finds fields that
 have no limit here. Limits of cards are those of `libs/catalog`, which workers keep: no checkpoint makes a worker say what is
 refused here.
 """
@@ -13,7 +13,7 @@ from typing import Final
 
 from libs.catalog.card import MOST_LABEL_CHARACTERS, MOST_LABELS, MOST_PROMPT_CHARACTERS, MOST_PROMPTS
 from libs.serving.calls.decode import MAX_REQUEST_BYTES, TRANSPORT_LIMIT_BYTES
-from services.router.admission.limits import BYTES, CHARACTERS, ENTRIES, MIB, Limit, table
+from services.router.admission.validation.limits import BYTES, CHARACTERS, ENTRIES, MIB, Limit, table
 
 PULL: Final = Limit("a whole pull", ("PullRequest",), 8 * MIB, BYTES)
 """10,000 lanes whose names are all as long as they may be take 6 MB."""
