@@ -1,4 +1,4 @@
-"""`python -m tools.crd_schemas`: writes tests/k8s/schemas/, by which our custom resources are checked.
+"""`python -m tools.k8s.crd_schemas`: writes tests/k8s/schemas/, by which our custom resources are checked.
 
 The operators' own CRDs are in no package index; the npm packages @kubernetes-models/* (MIT) are TypeScript made from the operators'
 Go types. Their declarations are turned into JSON schemas here: which keys there are, of what type, which are needed, which words
@@ -187,7 +187,7 @@ def main() -> int:
     try:
         names = {f"{version} {kind}": types.by_kind[version, kind] for version, kind in KINDS}
         made = {
-            "$comment": f"Made by tools/crd_schemas.py from {', '.join(PACKAGES)}",
+            "$comment": f"Made by tools/k8s/crd_schemas.py from {', '.join(PACKAGES)}",
             "kinds": names,
             "$defs": types.schemas(list(names.values())),
         }

@@ -1,4 +1,5 @@
-"""`python -m tools.sbom [FOLDER]`: a CycloneDX 1.6 bill of materials of each role's runtime closure, FOLDER/sbom-<role>.json.
+"""`python -m tools.supply.sbom [FOLDER]`: a CycloneDX 1.6 bill of materials of each role's runtime closure, as
+FOLDER/sbom-<role>.json.
 
 cyclonedx-py describes the whole environment; what a role does not need is taken out again, and the rest is validated.
 """

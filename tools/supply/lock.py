@@ -1,4 +1,4 @@
-"""`python -m tools.lock [--check]`: what the images install, with hashes: locks/<role>.txt from the pins.
+"""`python -m tools.supply.lock [--check]`: what the images install, with hashes: locks/<role>.txt from the pins.
 
 pip itself resolves nothing: it is asked where the pinned wheels of a role's closure lie, for Python 3.11 on Linux of both
 architectures, and gives their sha256 as the index does. An image installs `pip install --no-deps --require-hashes -r

@@ -1,8 +1,8 @@
-"""`python -m tools.audit [--strict]`: has any pinned distribution a known vulnerability?
+"""`python -m tools.supply.audit [--strict]`: has any pinned distribution a known vulnerability?
 
 pip-audit asks a vulnerability service (PyPI's; PIP_AUDIT_VULNERABILITY_SERVICE and PIP_AUDIT_OSV_URL choose another) about each pin
 of constraints.txt. Where the service cannot be asked, or knows nothing of our packages as a mirror of the index may not, one line
-says so and the status is 0, or 1 with --strict. A vulnerability fails, unless tools/accepted-vulnerabilities.toml has it.
+says so and the status is 0, or 1 with --strict. A vulnerability fails, unless tools/supply/accepted-vulnerabilities.toml has it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 
 from tools.distributions import ROOT, SupplyError, read_pins
 
-ACCEPTED = ROOT / "tools/accepted-vulnerabilities.toml"
+ACCEPTED = ROOT / "tools/supply/accepted-vulnerabilities.toml"
 TIMEOUT_SECONDS = 120.0
 
 

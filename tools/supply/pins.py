@@ -1,4 +1,4 @@
-"""`python -m tools.pins`: constraints.txt is what we need, no more and no less.
+"""`python -m tools.supply.pins`: constraints.txt is what we need, no more and no less.
 
 Everything that we need is installed and pinned at its version, every pin is needed by something, and every dependency that a
 pyproject.toml names has a pin. What else is installed, such as somebody's debugger, is theirs.

@@ -1,6 +1,6 @@
 #!/bin/sh
-# tools/kubectl.sh FOLDER: puts kubectl there, whose Kustomize renders k8s/, unless one is on the PATH that is new enough for it.
-# Debian 12 has a Kustomize without components, so it comes from Kubernetes' own server. (The package of tools/helm.sh has one, for x86_64.)
+# tools/k8s/kubectl.sh FOLDER: puts kubectl there, whose Kustomize renders k8s/, unless one is on the PATH that is new enough for it.
+# Debian 12 has a Kustomize without components, so it comes from Kubernetes' own server. (The package of helm.sh has one, for x86_64.)
 set -eu
 folder=$1 version=v1.32.4
 if command -v kubectl >/dev/null && kubectl version --client 2>/dev/null | grep -q '^Kustomize Version: v5'; then

@@ -1,4 +1,5 @@
-"""`python -m tools.release [TAG]`: everything in the repository that has our version says the same one, and so does TAG (v0.1.0).
+"""`python -m tools.supply.release [TAG]`: everything in the repository that has our version says the same one, and so does TAG
+(v0.1.0).
 
 A release is made of one commit under one name: wheels, images, the chart, and what k8s/ asks a registry for.
 """

@@ -1,4 +1,4 @@
-"""`python -m tools.chart [--check]`: what charts/shoal has of other files.
+"""`python -m tools.k8s.chart [--check]`: what charts/shoal has of other files.
 
 - README.md's table of values, of values.yaml and the comments in it;
 - values.schema.json's definition of a pool's `scaling`, of libs/catalog/pools.py;
@@ -22,7 +22,7 @@ import yaml
 from libs.catalog.schema import pools_text
 from libs.queue.connection.acl import acl_file
 
-CHART: Final = Path(__file__).parents[1] / "charts/shoal"
+CHART: Final = Path(__file__).parents[2] / "charts/shoal"
 BEGIN: Final = "<!-- values: made by make chart -->\n"
 END: Final = "<!-- end of values -->\n"
 LONG: Final = 100

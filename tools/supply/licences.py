@@ -1,4 +1,4 @@
-"""`python -m tools.licences [--all]`: may we ship what we ship?
+"""`python -m tools.supply.licences [--all]`: may we ship what we ship?
 
 What the images and the client install must be under licences of ALLOWED, by its metadata; anything else, and anything that does
 not say, fails by name. What only development needs is listed with --all. Metadata speaks of a distribution's own code: libraries
@@ -90,7 +90,7 @@ def main() -> int:
     shipped = closure(ROLES.values(), installed)
     wrong = [f"{name}, which {asker} needs, is not installed: its licence is unknown" for name, asker in shipped.missing.items()]
     wrong += [
-        f"{name} is shipped and its licence is {licence}: replace it, or add the licence to ALLOWED in tools/licences.py"
+        f"{name} is shipped and its licence is {licence}: replace it, or add the licence to ALLOWED in tools/supply/licences.py"
         for name, licence in forbidden(shipped.installed).items()
     ]
     for line in wrong:

@@ -1,5 +1,5 @@
-"""`python -m tools.dashboards`: writes Grafana's dashboards (k8s/components/dashboards/*.json) from the few lines that say what is
-in them; `--check` fails if they are not current. `tests/telemetry/test_prometheus.py` asks a real Prometheus every query.
+"""`python -m tools.k8s.dashboards`: writes Grafana's dashboards (k8s/components/dashboards/*.json) from the few lines that say what
+is in them; `--check` fails if they are not current. `tests/telemetry/test_prometheus.py` asks a real Prometheus every query.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent.parent / "k8s" / "components" / "dashboards"
+FOLDER = Path(__file__).resolve().parents[2] / "k8s" / "components" / "dashboards"
 WIDTH, HEIGHT, COLUMNS = 12, 8, 2
 SCHEMA_VERSION = 39  # of Grafana 10.4 and later, which migrates older ones
 
