@@ -37,8 +37,8 @@ from services.router.admission.validation import reports, requests
 from services.router.lanes import codec
 from services.router.lanes.codec import Stamp
 from services.router.state.view import known_models
-from services.scheduler import placement
 from services.scheduler.demand import Demand
+from services.scheduler.planning import placement
 from services.scheduler.simulate.trace import read_trace
 from services.scheduler.view import Look
 from services.worker.mesh import codec as worker_codec

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from libs.fleet import COMING, FleetSnapshot
-from services.scheduler.placement import RESIDENT, Order
+from services.scheduler.planning.placement import RESIDENT, Order
 
 NOTE_SECONDS: Final = 600.0
 """How long the note on an order is kept."""

@@ -24,7 +24,7 @@ from libs.fleet import COMING, FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.fleet.affinity import AFFINITY, HORIZON_SECONDS
 from libs.fleet.claims import BYTES_PER_SECOND, START_SECONDS, UNKNOWN_LOAD_SECONDS
 from libs.queue import LaneGauges, LaneKey
-from services.scheduler.room import BUSY_COST, IDLE_COST, LOADS_AT_ONCE, Floats, Room
+from services.scheduler.planning.room import BUSY_COST, IDLE_COST, LOADS_AT_ONCE, Floats, Room
 
 UTILIZATION: Final = 0.7
 """The target utilisation of a copy: a model needs its offered load divided by this, in copies."""
