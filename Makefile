@@ -55,8 +55,8 @@ check-types:
 	$(BIN)/mypy tests benchmarks examples tools
 
 check-lint:
-	$(BIN)/python -m tools.dashboards --check
-	$(BIN)/python -m tools.chart --check
+	$(BIN)/python -m tools.k8s.dashboards --check
+	$(BIN)/python -m tools.k8s.chart --check
 	$(BIN)/python -m tools.integrations --check
 	$(BIN)/python -m tools.lua
 	$(BIN)/python -m tools.references
@@ -77,13 +77,13 @@ check-protos:
 	@echo "generated code is current"
 
 check-dependencies:
-	$(BIN)/python -m tools.pins
-	$(BIN)/python -m tools.lock --check
-	$(BIN)/python -m tools.licences
-	$(BIN)/python -m tools.audit
+	$(BIN)/python -m tools.supply.pins
+	$(BIN)/python -m tools.supply.lock --check
+	$(BIN)/python -m tools.supply.licences
+	$(BIN)/python -m tools.supply.audit
 
 lock: $(VENV)/.dev ## Write locks/: what images install, with hashes, from constraints.txt
-	$(BIN)/python -m tools.lock
+	$(BIN)/python -m tools.supply.lock
 
 wheel-check: $(VENV)/.dev ## Build both wheels, install them into an empty environment of $(PYTHON), and run shoal up and certs there
 	SHOAL_WHEEL_PYTHON=$(PYTHON) $(BIN)/python -m pytest tests/local/test_wheels.py $(ARGS)
@@ -94,19 +94,19 @@ wheels: $(VENV)/.dev ## Build both wheels and those of the integrations, of the 
 	$(BIN)/python -m pip --disable-pip-version-check wheel -q --no-deps --no-build-isolation -w dist .cache/source/libs/api .cache/source .cache/source/integrations/*/
 
 release-check: $(VENV)/.dev ## Everything that has a version says the same one, and TAG if one is given: make release-check TAG=v0.2.0
-	$(BIN)/python -m tools.release $(TAG)
+	$(BIN)/python -m tools.supply.release $(TAG)
 
 actionlint: $(ACTIONLINT_VENV)/.done ## Lint .github/workflows with actionlint, which its package fetches from GitHub
 	$(ACTIONLINT_VENV)/bin/actionlint
 
 audit: $(VENV)/.dev ## Ask for known vulnerabilities of all pins; fails where nobody can be asked
-	$(BIN)/python -m tools.audit --strict
+	$(BIN)/python -m tools.supply.audit --strict
 
 licences: $(VENV)/.dev ## List the licence of everything that is installed; fails for what may not be shipped
-	$(BIN)/python -m tools.licences --all
+	$(BIN)/python -m tools.supply.licences --all
 
 sbom: $(VENV)/.dev ## Write a CycloneDX bill of materials of each image's runtime to build/
-	$(BIN)/python -m tools.sbom
+	$(BIN)/python -m tools.supply.sbom
 
 k8s-check: $(VENV)/.dev k8s-tools ## Render k8s/ and charts/ and test them: equality, schemas, policies, images, the overlay kind-cpu as processes
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/k8s $(ARGS)
@@ -115,8 +115,8 @@ cluster-check: $(VENV)/.dev k8s-tools ## Apply k8s/ to a real API server (KUBEBU
 	$(BIN)/python -m tests.cluster $(ARGS)
 
 k8s-tools: ## Fetch kubectl and helm into .cache/, if none are on the PATH that are new enough
-	@tools/kubectl.sh .cache/kubectl
-	@PYTHON=$(PYTHON) tools/helm.sh .cache/helm
+	@tools/k8s/kubectl.sh .cache/kubectl
+	@PYTHON=$(PYTHON) tools/k8s/helm.sh .cache/helm
 
 terraform-check: $(VENV)/.dev k8s-tools $(CHECKOV_VENV)/.done ## Validate and test terraform/ as far as there are providers (SHOAL_TERRAFORM_PLUGINS=registry: all), run checkov
 	$(BIN)/python -m pytest -rs tests/terraform $(ARGS)
@@ -130,11 +130,11 @@ protos: $(PROTOC_VENV)/.done ## Generate libs/api/shoal/v1, services/scheduler/e
 telemetry-check: $(VENV)/.dev .cache/prometheus/.done ## Let a real Prometheus scrape a mesh in trouble: every panel and every alert
 	$(BIN)/python -m pytest tests/telemetry $(ARGS)
 
-dashboards: $(VENV)/.dev ## Generate Grafana's dashboards (k8s/components/dashboards) from tools/dashboards.py
-	$(BIN)/python -m tools.dashboards
+dashboards: $(VENV)/.dev ## Generate Grafana's dashboards (k8s/components/dashboards) from tools/k8s/dashboards.py
+	$(BIN)/python -m tools.k8s.dashboards
 
 chart: $(VENV)/.dev ## Generate what charts/shoal has of other files: the table of values, pools' keys, Redis' users
-	$(BIN)/python -m tools.chart
+	$(BIN)/python -m tools.k8s.chart
 
 models-table: $(VENV)/.dev ## Generate docs/models.md and the schema of cards from libs/catalog
 	$(BIN)/python -m libs.catalog.coverage

@@ -27,7 +27,7 @@ from shoal.v1 import models_pb2
 
 from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneGauges, LaneKey
-from services.scheduler.placement import PlanInput, plan
+from services.scheduler.planning.placement import PlanInput, plan
 
 TARGET_SECONDS = 0.1
 MEMORY = 24 * 10**9

@@ -18,10 +18,10 @@ from libs.queue.standing import Standings
 from libs.serving import Service, serving
 from libs.serving.calls.decode import SMALL_REQUEST_BYTES
 from libs.telemetry.exposition import serving_metrics
-from services.router.admission import report_limits
 from services.router.admission.controller import AdmissionController
 from services.router.admission.standings import StandingReader
 from services.router.admission.tenants import TenantLimits
+from services.router.admission.validation import report_limits
 from services.router.flight import Flight
 from services.router.inbox import Inbox
 from services.router.lanes.bells import Bells

@@ -17,10 +17,10 @@ from libs.errors import ModelBroken, ModelNotFound, QueueFull
 from libs.queue import QueuedJob
 from libs.serving import Call, Deadline, current_call
 from libs.telemetry import traces
-from services.router.admission import control, validation
+from services.router.admission import control
 from services.router.admission.controller import AdmissionController, Moment
-from services.router.admission.routes import Wanted, refuse_pool
-from services.router.admission.validation import Sizes
+from services.router.admission.routing.routes import Wanted, refuse_pool
+from services.router.admission.validation.requests import Sizes, check_encode, check_extract, check_score
 from services.router.flight import Flight, Held, Rpc
 from services.router.lanes import codec
 from services.router.lanes.chunks import Parts
@@ -75,7 +75,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> pb.EncodeResponse:
         begin = time.perf_counter()
         held = self._hold(request, context)
-        answers = await self._run(request, validation.check_encode, context.time_remaining(), held)
+        answers = await self._run(request, check_encode, context.time_remaining(), held)
         response = await _maybe_in_thread(_size(answers), partial(codec.merge_encode, answers))
         response.timings.total_seconds = time.perf_counter() - begin
         held.sending(response.ByteSize())
@@ -87,7 +87,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         begin = time.perf_counter()
         held = self._hold(request, context)
         parts = Parts()
-        with await self._begin(request, validation.check_encode, context.time_remaining(), held, whole=False) as running:
+        with await self._begin(request, check_encode, context.time_remaining(), held, whole=False) as running:
             for index in range(running.jobs):
                 answer = await running.answer(index)
                 total_seconds = time.perf_counter() - begin if answer.is_last else None
@@ -104,7 +104,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> pb.ScoreResponse:
         begin = time.perf_counter()
         held = self._hold(request, context)
-        answers = await self._run(request, validation.check_score, context.time_remaining(), held)
+        answers = await self._run(request, check_score, context.time_remaining(), held)
         response = codec.merge_score(answers, request.top_n)
         response.timings.total_seconds = time.perf_counter() - begin
         held.sending(response.ByteSize())
@@ -115,7 +115,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> pb.ExtractResponse:
         begin = time.perf_counter()
         held = self._hold(request, context)
-        answers = await self._run(request, validation.check_extract, context.time_remaining(), held)
+        answers = await self._run(request, check_extract, context.time_remaining(), held)
         response = await _maybe_in_thread(_size(answers), partial(codec.merge_extract, answers))
         response.timings.total_seconds = time.perf_counter() - begin
         held.sending(response.ByteSize())
@@ -127,7 +127,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         begin = time.perf_counter()
         held = self._hold(request, context)
         written = WrittenTexts()
-        answering = asyncio.create_task(self._run(request, validation.check_extract, context.time_remaining(), held, written))
+        answering = asyncio.create_task(self._run(request, check_extract, context.time_remaining(), held, written))
         answering.add_done_callback(lambda _: written.end())
         try:
             async for deltas in written.deltas():

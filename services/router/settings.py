@@ -15,8 +15,8 @@ from libs.queue import RedisTrust
 from libs.queue.connection.urls import without_password
 from libs.serving import Security
 from libs.serving.watched import Watched
-from services.router.admission.routes import Routes
-from services.router.admission.routes_files import watch_routes
+from services.router.admission.routing.routes import Routes
+from services.router.admission.routing.routes_files import watch_routes
 from services.router.admission.tenants import NOBODY, Tenants, watch_tenants
 
 

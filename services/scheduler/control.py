@@ -21,9 +21,9 @@ from libs.fleet import COMING, Fleet, FleetSnapshot, LostLeadership, WorkerRecor
 from libs.queue import Fitness, LaneGauges, LaneKey, Lanes, UnsuitableRedis
 from libs.telemetry.logs import fields
 from services.scheduler.demand import PoolDemand
-from services.scheduler.placement import RESIDENT, Order, Plan, PlanInput, SentOrder, Site, plan
+from services.scheduler.planning.placement import RESIDENT, Order, Plan, PlanInput, SentOrder, Site, plan
+from services.scheduler.planning.recent_orders import RecentOrders
 from services.scheduler.rates import Arrivals
-from services.scheduler.recent_orders import RecentOrders
 from services.scheduler.view import Look, View
 
 log = logging.getLogger(__name__)

@@ -23,16 +23,16 @@ from libs.store import open_store
 from libs.telemetry.exposition import serving_metrics
 from libs.telemetry.logs import fields
 from services.worker.heartbeat import Heartbeat
-from services.worker.jobs.delivery import Delivery
-from services.worker.jobs.finisher import Finisher
-from services.worker.jobs.intake import Intake
-from services.worker.jobs.ladder import Ladder
-from services.worker.jobs.preparing import MOST_AWAY, Preparers
-from services.worker.jobs.puller import Puller
-from services.worker.jobs.runner import Runner
+from services.worker.jobs.answers.delivery import Delivery
+from services.worker.jobs.answers.finisher import Finisher
+from services.worker.jobs.answers.widening import Widening
+from services.worker.jobs.answers.written import WrittenParts
+from services.worker.jobs.execution.ladder import Ladder
+from services.worker.jobs.execution.runner import Runner
+from services.worker.jobs.pulling.intake import Intake
+from services.worker.jobs.pulling.preparing import MOST_AWAY, Preparers
+from services.worker.jobs.pulling.puller import Puller
 from services.worker.jobs.waste import Waste
-from services.worker.jobs.widening import Widening
-from services.worker.jobs.written import WrittenParts
 from services.worker.machine.device import Device
 from services.worker.machine.notice import Source, grace_left, noticed, source_of, stops_at
 from services.worker.memory.files import ModelFiles

@@ -17,7 +17,7 @@ from shoal.v1 import worker_pb2
 from libs.errors import ShoalError
 from libs.telemetry.logs import fields
 from libs.versions import WIRE_VERSION
-from services.worker.jobs.delivery import Delivery
+from services.worker.jobs.answers.delivery import Delivery
 from services.worker.jobs.waste import Waste
 from services.worker.machine.device import Device
 from services.worker.memory.residency import Residency

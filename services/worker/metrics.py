@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from prometheus_client.core import Metric
 
 from libs.telemetry import metrics
-from services.worker.jobs.device_time import DeviceTime
+from services.worker.jobs.execution.device_time import DeviceTime
 from services.worker.jobs.waste import Waste
 from services.worker.machine.device import Device
 from services.worker.memory.residency import Residency

@@ -104,7 +104,7 @@ def test_what_no_message_can_hold(form: Any) -> None:
 
 
 def test_what_an_answer_may_repeat_is_as_the_router_counts_it() -> None:
-    schemas = pytest.importorskip("services.router.admission.schemas")
+    schemas = pytest.importorskip("services.router.admission.validation.schemas")
     assert schema_bytes(MESSAGE) == schemas.check(MESSAGE)[1]
 
 

@@ -10,18 +10,18 @@ from shoal.v1 import inference_pb2 as pb
 from benchmarks.stress.hostile import Asked, Found, Memory
 from benchmarks.stress.hostile_client import Attack, attacks
 from libs.errors import InvalidInput
-from services.router.admission import validation
+from services.router.admission.validation import requests
 
 ATTACKS = {f"{attack.name}, {'legal' if attack.legal else 'too large'}": attack for attack in attacks()}
 
 
 def check(attack: Attack) -> None:
     if attack.method == "Encode":
-        validation.check_encode(pb.EncodeRequest.FromString(attack.body), None)
+        requests.check_encode(pb.EncodeRequest.FromString(attack.body), None)
     elif attack.method == "Score":
-        validation.check_score(pb.ScoreRequest.FromString(attack.body), None)
+        requests.check_score(pb.ScoreRequest.FromString(attack.body), None)
     else:
-        validation.check_extract(pb.ExtractRequest.FromString(attack.body), None)
+        requests.check_extract(pb.ExtractRequest.FromString(attack.body), None)
 
 
 @pytest.mark.parametrize("name", ATTACKS)

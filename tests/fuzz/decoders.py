@@ -31,14 +31,14 @@ from libs.queue import LaneGauges, LaneKey
 from libs.serving.calls import decode
 from libs.serving.security.tokens import read_tokens
 from services.router.admission import control as admission
-from services.router.admission import reports, validation
-from services.router.admission.routes import Routes, Wanted, choose_lane
+from services.router.admission.routing.routes import Routes, Wanted, choose_lane, why_broken
 from services.router.admission.tenants import parse_tenants
+from services.router.admission.validation import reports, requests
 from services.router.lanes import codec
 from services.router.lanes.codec import Stamp
 from services.router.state.view import known_models
-from services.scheduler import placement
 from services.scheduler.demand import Demand
+from services.scheduler.planning import placement
 from services.scheduler.simulate.trace import read_trace
 from services.scheduler.view import Look
 from services.worker.mesh import codec as worker_codec
@@ -71,10 +71,10 @@ CARDS: Final = (
 )
 
 Request = pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest
-_VERBS: Final[Sequence[tuple[type[Request], Callable[[Any, models_pb2.ModelCard | None], validation.Sizes]]]] = (
-    (pb.EncodeRequest, validation.check_encode),
-    (pb.ScoreRequest, validation.check_score),
-    (pb.ExtractRequest, validation.check_extract),
+_VERBS: Final[Sequence[tuple[type[Request], Callable[[Any, models_pb2.ModelCard | None], requests.Sizes]]]] = (
+    (pb.EncodeRequest, requests.check_encode),
+    (pb.ScoreRequest, requests.check_score),
+    (pb.ExtractRequest, requests.check_extract),
 )
 _ITEMS: Final = [pb.Item(text="a text"), pb.Item(text="another")]
 GOOD: Final[Mapping[type[Message], Message]] = {
@@ -115,7 +115,7 @@ def _try_request(data: bytes) -> None:
             _check_jobs(request, sizes, card)
 
 
-def _check_jobs(request: Request, sizes: validation.Sizes, card: models_pb2.ModelCard | None) -> None:
+def _check_jobs(request: Request, sizes: requests.Sizes, card: models_pb2.ModelCard | None) -> None:
     costs, repeated = admission.price(sizes, card, request.truncation)
     parts = admission.split(costs, 64, repeated)
     covered = [index for part in parts for index in range(part.first, part.first + part.count)]
@@ -433,11 +433,11 @@ def _decide(fleet: FleetSnapshot) -> None:
     busy = busy_shares(fleet, _GAUGES.values())
     for lane in _GAUGES:
         choose_lane(Wanted(lane.model, lane.adapter), Routes(), fleet, {("cpu", lane.model): 5000}, 10.0)
-        failure = admission.why_broken(lane, fleet)
+        failure = why_broken(lane, fleet)
         if failure is not None:
             codec.failed(codec.from_failure(failure))
         admission.job_target(10_000, lane, fleet)
-        sizes = validation.Sizes([100, 1 << 26], each=10, once=10)
+        sizes = requests.Sizes([100, 1 << 26], each=10, once=10)
         admission.price(sizes, fleet.card(lane.model), pb.TRUNCATION_UNSPECIFIED)
         for worker_id, worker in fleet.workers.items():
             score(worker, lane.model, busy[worker_id])

@@ -16,7 +16,7 @@ from libs.queue.connection.acl import acl_file
 from tests.k8s.charts import CHART, ON, Values, chart, comparable, helm, refusal, template, unlike
 from tests.k8s.fake_api_server import FakeApiServer
 from tests.k8s.manifests import K8S, NAMESPACE, OVERLAYS, ROOT, Object, containers, environment, named, of_kind, rendered
-from tools.chart import rows
+from tools.k8s.chart import rows
 
 VERSION: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 POOL: Final[Values] = {"name": "l4", "accelerator": "l4", "scaling": {"max_workers": 1}}

@@ -13,7 +13,7 @@ from libs.models import PackedModel, load_model
 from libs.models.precision.samples import works
 from libs.models.results import ExtractResult
 from libs.models.work import Part, RegionsWork
-from services.router.admission import pictures as image_prices
+from services.router.admission.validation import pictures as image_prices
 from services.worker.mesh.codec import to_card
 from tests.parity.detection_models import LABELS, MODELS, write_checkpoint
 from tests.parity.image_models import pictures

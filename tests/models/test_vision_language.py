@@ -18,7 +18,7 @@ from libs.models.images.vlm.loading import model_types
 from libs.models.packed_model import PackedModel
 from libs.models.results import EncodeResult, ScoreResult
 from libs.models.work import EncodeWork, Part, ScoreWork
-from services.router.admission import pictures
+from services.router.admission.validation import pictures
 from services.worker.mesh.codec import to_card
 from tests.parity.vlm_models import QUERIES, conversation, pages, small
 

@@ -20,7 +20,7 @@ from libs.models.images.vlm.loading import load_vision_language
 from libs.models.packed_model import PackedModel
 from libs.models.results import EncodeResult, ScoreResult, SparseRows
 from libs.models.work import ClassifyWork, EncodeWork, Part, ScoreWork, Work
-from services.router.admission import pictures
+from services.router.admission.validation import pictures
 from services.worker.mesh.codec import to_card
 from tests.parity.v_splade_models import Layout, VSplade, v_splade
 from tests.parity.vlm_models import QUERIES, opened, pages

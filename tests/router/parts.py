@@ -30,7 +30,7 @@ from shoal.v1 import (
 from libs.catalog.overrides import Catalog
 from libs.catalog.pools import Pools
 from libs.serving.watched import Watched
-from services.router.admission.routes import Routes
+from services.router.admission.routing.routes import Routes
 from services.router.admission.tenants import NOBODY, watch_tenants
 from services.router.app import running
 from services.router.settings import Settings

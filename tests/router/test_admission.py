@@ -31,10 +31,10 @@ from services.router.admission.control import (
     refuse_unknown,
     request_digest,
     split,
-    why_broken,
     why_late,
 )
-from services.router.admission.validation import Sizes, check_extract
+from services.router.admission.routing.routes import why_broken
+from services.router.admission.validation.requests import Sizes, check_extract
 from services.router.state.pace import Neighbour, Pace
 
 MODEL = "a/b"

@@ -17,8 +17,8 @@ from shoal.v1 import inference_pb2_grpc, mesh_pb2, models_pb2
 
 from libs.errors import InvalidInput
 from services.router.admission import control as admission
-from services.router.admission import limits
-from services.router.admission.validation import Sizes, check_encode, check_extract, check_score
+from services.router.admission.validation import limits
+from services.router.admission.validation.requests import Sizes, check_encode, check_extract, check_score
 from services.router.lanes import codec
 from services.router.lanes.codec import Stamp
 from tests.router.parts import MODEL, FakeWorker, card, changed, encode_request, refused, router
@@ -32,7 +32,7 @@ LISTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 def test_the_table_of_the_security_page_is_what_validation_refuses_by() -> None:
     page = (ROOT / "docs" / "security.md").read_text()
-    assert limits.table() in page, "print it by python -m services.router.admission.limits"
+    assert limits.table() in page, "print it by python -m services.router.admission.validation.limits"
 
 
 def comments() -> dict[str, str]:

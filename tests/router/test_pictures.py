@@ -14,9 +14,10 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from libs.errors import InvalidInput, TaskNotSupported
-from services.router.admission import control, limits, pictures
-from services.router.admission.pictures import Size
-from services.router.admission.validation import check_encode, check_extract, check_score
+from services.router.admission import control
+from services.router.admission.validation import limits, pictures
+from services.router.admission.validation.pictures import Size
+from services.router.admission.validation.requests import check_encode, check_extract, check_score
 from tests.router.parts import MODEL, card
 
 FIXED = models_pb2.ImageInput(height=224, width=224, patch=32, extra_tokens=1, max_tokens=50)

@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 from shoal.v1 import models_pb2, worker_pb2
 
 from libs.fleet import Fleet
-from services.router.admission import limits, report_limits
-from services.router.admission.limits import MIB
+from services.router.admission.validation import limits, report_limits
+from services.router.admission.validation.limits import MIB
 from tests.router.parts import MODEL, card, refused, router, worker_stub
 from tests.router.test_limits import comments, lists_of
 
@@ -25,7 +25,7 @@ BOUNDED_ELSEWHERE = {"CompletedJob.result", "HeartbeatRequest.subject"}
 
 def test_the_table_of_the_security_page_is_what_reports_are_refused_by() -> None:
     page = (ROOT / "docs" / "security.md").read_text()
-    assert limits.table(report_limits.ALL) in page, "print it by python -m services.router.admission.report_limits"
+    assert limits.table(report_limits.ALL) in page, "print it by python -m services.router.admission.validation.report_limits"
 
 
 def test_the_protos_say_the_same() -> None:

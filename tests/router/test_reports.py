@@ -15,7 +15,7 @@ from shoal.v1 import models_pb2, tensor_pb2, worker_pb2
 
 from libs.errors import InternalError, InvalidInput
 from libs.fleet import Fleet
-from services.router.admission import reports
+from services.router.admission.validation import reports
 from services.router.lanes import codec
 from tests.api.hostile import CONTROLS, WORDS
 from tests.router.parts import MODEL, FakeWorker, card, router, vector, worker_stub

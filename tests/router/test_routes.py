@@ -14,7 +14,7 @@ from libs.catalog.overrides import Catalog, Overrides
 from libs.catalog.pools import Pools, PoolSpec
 from libs.errors import InvalidInput, NoCapacity
 from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
-from services.router.admission.routes import Backlog, Routes, Wanted, choose_lane, has_other_pool, refuse_pool
+from services.router.admission.routing.routes import Backlog, Routes, Wanted, choose_lane, has_other_pool, refuse_pool
 
 MODEL = "a/b"
 ANY = Wanted(MODEL)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from libs.errors import InvalidInput
-from services.router.admission.routes_files import watch_routes
+from services.router.admission.routing.routes_files import watch_routes
 from tests.router.parts import MODEL, Client, FakeWorker, card, router, until
 
 POOLS = "pools: {l4: {device: cuda}, a100: {device: cuda}}\n"

@@ -10,7 +10,7 @@ from shoal.v1 import models_pb2, worker_pb2
 from libs.eviction import Candidate, Challenger, choose_victims, cost_aware
 from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneGauges, LaneKey
-from services.scheduler.placement import Plan, PlanInput, SentOrder, Site, plan
+from services.scheduler.planning.placement import Plan, PlanInput, SentOrder, Site, plan
 
 COLD, LOADING, DOWNLOADING, WARM, RESIDENT = (
     models_pb2.MODEL_STATE_COLD,

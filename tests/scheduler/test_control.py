@@ -18,7 +18,7 @@ from libs.queue import LaneKey, Lanes, QueuedJob, connect
 from services.scheduler import control as module
 from services.scheduler.control import Control
 from services.scheduler.demand import Demand
-from services.scheduler.placement import Plan, PlanInput, plan
+from services.scheduler.planning.placement import Plan, PlanInput, plan
 from services.scheduler.view import Look, View
 from tests.support.redis import RedisServer
 from tests.support.waiting import end_tasks

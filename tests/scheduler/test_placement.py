@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from libs.fleet import WorkerRecord
-from services.scheduler.placement import HEARTBEATS_MS, Order, PlanInput, SentOrder, plan
-from services.scheduler.room import LOADS_AT_ONCE
+from services.scheduler.planning.placement import HEARTBEATS_MS, Order, PlanInput, SentOrder, plan
+from services.scheduler.planning.room import LOADS_AT_ONCE
 from tests.scheduler.fleets import (
     BROKEN,
     COLD,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from libs.fleet import WorkerModelRecord, WorkerRecord
 from libs.queue import LaneKey
-from services.scheduler.placement import HEARTBEATS_MS, KEPT_SECONDS, Order, PlanInput, SentOrder, plan
-from services.scheduler.room import LOADS_AT_ONCE
+from services.scheduler.planning.placement import HEARTBEATS_MS, KEPT_SECONDS, Order, PlanInput, SentOrder, plan
+from services.scheduler.planning.room import LOADS_AT_ONCE
 from tests.scheduler.fleets import BROKEN, COLD, DOWNLOADING, LOADING, NOW_MS, RESIDENT, WARM, Model, World, holds, state, worker
 
 SIZES = dict(zip("abcdefgh", (5, 10, 15, 20, 30, 40, 60, 80), strict=True))

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from services.local.settings import free_port
-from tools.audit import read_accepted
 from tools.distributions import ROOT, SupplyError
+from tools.supply.audit import read_accepted
 
 HARMFUL = {
     "id": "PYSEC-2099-1",
@@ -57,7 +57,7 @@ def osv() -> Iterator[str]:
 
 def audited(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PIP_AUDIT_VULNERABILITY_SERVICE": "osv", "PIP_AUDIT_OSV_URL": url, "NO_PROXY": "127.0.0.1"}
-    command = [sys.executable, "-m", "tools.audit", *arguments]
+    command = [sys.executable, "-m", "tools.supply.audit", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 

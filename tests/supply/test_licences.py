@@ -8,7 +8,7 @@ import pytest
 
 from tests.supply.made import write_distribution
 from tools.distributions import installed_distributions
-from tools.licences import UNKNOWN, forbidden, is_allowed, licence_of
+from tools.supply.licences import UNKNOWN, forbidden, is_allowed, licence_of
 
 GPL = "License :: OSI Approved :: GNU General Public License v3 (GPLv3)"
 MIT = "Classifier: License :: OSI Approved :: MIT License"

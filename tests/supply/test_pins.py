@@ -9,9 +9,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.supply.made import write_distribution
-from tools import pins
 from tools.distributions import ROOT, SupplyError, closure, installed_distributions, read_pins, version_of
-from tools.lock import lock_text, stale
+from tools.supply import pins
+from tools.supply.lock import lock_text, stale
 
 
 def as_pins(*lines: str) -> dict[str, Requirement]:

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
 
-from tools import release
 from tools.distributions import ROOT
+from tools.supply import release
 
 FILES = sorted((ROOT / ".github/workflows").glob("*.yml"))
 TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.supply.made import write_distribution
-from tools import sbom
 from tools.distributions import SupplyError
+from tools.supply import sbom
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from tests.support.texts import texts
 from tests.support.waiting import wait_until
 from tests.telemetry.prometheus import RULES, Prometheus, program, rules_file, scraping
 from tests.telemetry.receiver import receiving
-from tools import dashboards
+from tools.k8s import dashboards
 
 MODEL, BROKEN = "random/embed", "random/broken"
 ROOT = Path(__file__).resolve().parents[2]

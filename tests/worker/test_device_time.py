@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.worker.jobs.device_time import DeviceTime
+from services.worker.jobs.execution.device_time import DeviceTime
 
 
 def stalled(time: DeviceTime) -> tuple[float, float]:

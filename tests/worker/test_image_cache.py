@@ -10,7 +10,7 @@ import pytest
 from libs.models import InputSequence
 from libs.models.recall import Find
 from libs.telemetry import metrics
-from services.worker.jobs.sparing import keep, spare
+from services.worker.jobs.execution.sparing import keep, spare
 from services.worker.memory.images import ImageOutputs
 from services.worker.memory.residency import Residency
 from services.worker.settings import Settings

@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 
 from libs.errors import InternalError, OutOfMemory
 from libs.models import InputSequence, Output
-from services.worker.jobs.ladder import CAPPED_BATCHES, MAX_DEPTH, RELIEFS_FOR_A_BATCH, Caps, Climbed, Ladder, is_out_of_memory
+from services.worker.jobs.execution.ladder import (
+    CAPPED_BATCHES,
+    MAX_DEPTH,
+    RELIEFS_FOR_A_BATCH,
+    Caps,
+    Climbed,
+    Ladder,
+    is_out_of_memory,
+)
 
 MODEL = "org/m"
 Broken = Callable[[list[int]], Exception | None]

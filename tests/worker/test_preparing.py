@@ -12,9 +12,9 @@ from typing import Final
 import pytest
 from shoal.v1 import inference_pb2, worker_pb2
 
-from services.worker.jobs import preparing
 from services.worker.jobs.held import HeldJob, Lease
-from services.worker.jobs.preparing import (
+from services.worker.jobs.pulling import preparing
+from services.worker.jobs.pulling.preparing import (
     HELD_SECONDS,
     MOST_AWAY,
     SMALL_BYTES,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.jobs.pulls import (
+from services.worker.jobs.pulling.pulls import (
     FULL,
     LEAD_SECONDS,
     LITTLE,

@@ -16,9 +16,9 @@ from shoal.v1 import inference_pb2, tensor_pb2, worker_pb2
 
 from libs.errors import DeadlinePassed, InternalError, OutOfMemory, ShoalError
 from libs.models import Between, EncodeResult, InputSequence, Output, Result, Stored, load_model, nothing_between
+from services.worker.jobs.execution.ladder import Ladder
+from services.worker.jobs.execution.runner import Runner
 from services.worker.jobs.held import HeldJob, Lease
-from services.worker.jobs.ladder import Ladder
-from services.worker.jobs.runner import Runner
 from services.worker.jobs.waste import Waste
 from services.worker.memory.resident import Resident
 from services.worker.mesh import codec

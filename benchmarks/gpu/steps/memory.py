@@ -33,7 +33,7 @@ from benchmarks.gpu.report import Row
 from libs.models import EncodeWork, InputSequence, Output, PackedModel, Unfinished, load_model
 from services.local.mesh import running
 from services.local.settings import Settings as MeshSettings
-from services.worker.jobs import ladder
+from services.worker.jobs.execution import ladder
 from services.worker.machine.device import open_device
 from services.worker.settings import Settings
 from tests.parity.checkpoints import write_checkpoint

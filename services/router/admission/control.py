@@ -1,7 +1,7 @@
 """Pricing, admission control and splitting into jobs. Pure: counts, snapshots and the clock are arguments.
 
-Second step of a request in the router, after `routes.py` and `validation.py`; `codec.py` makes the jobs of an admitted request and
-`dispatch.py` enqueues them.
+Second step of a request in the router, after `routing/routes.py` and `validation/requests.py`; `codec.py` makes the jobs of an
+admitted request and `dispatch.py` enqueues them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from hashlib import blake2b
 from typing import Final
 
 from shoal.v1 import inference_pb2 as pb
-from shoal.v1 import models_pb2, worker_pb2
+from shoal.v1 import models_pb2
 
-from libs.errors import NoCapacity, QueueFull, from_reason
+from libs.errors import QueueFull, from_reason
 from libs.fleet import FleetSnapshot
 from libs.queue import LaneKey, Priority
 from libs.queue.standing import Standing
-from services.router.admission.validation import Sizes
+from services.router.admission.routing.routes import why_broken
+from services.router.admission.validation.requests import Sizes
 from services.router.state.pace import BULK_SHARE, Pace, holders, wait_seconds
 
 DEFAULT_TOKENS_PER_BYTE: Final = 0.3
@@ -69,26 +70,6 @@ class Part:
 
 def priority_name(priority: pb.Priority) -> Priority:
     return "bulk" if priority == pb.PRIORITY_BULK else "interactive"
-
-
-def why_broken(lane: LaneKey, snapshot: FleetSnapshot) -> worker_pb2.Failure | None:
-    """Why the pool cannot serve the lane's model or adapter, or None while it may.
-
-    An adapter is broken once one worker with the model could not load it; if it only could not be fetched, or there was no room
-    (NoCapacity), all of them must have failed.
-    """
-    if snapshot.failures.get(lane.model):
-        failure = snapshot.verdict(lane.model, lane.pool)
-        if failure is not None:
-            return failure
-    if not lane.adapter:
-        return None
-    records = [worker.models[lane.model] for worker in snapshot.resident_on(lane.model) if worker.pool == lane.pool]
-    if any(lane.adapter in record.adapters for record in records):
-        return None
-    failures = [record.failed_adapters[lane.adapter] for record in records if lane.adapter in record.failed_adapters]
-    passing = failures[0] if failures and len(failures) == len(records) else None
-    return next((failure for failure in failures if failure.reason != NoCapacity.reason), passing)
 
 
 def refuse_broken(lane: LaneKey, snapshot: FleetSnapshot) -> None:

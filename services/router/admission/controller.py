@@ -17,7 +17,7 @@ from libs.queue.clock import RedisClock
 from libs.serving.watched import Watched
 from services.router.admission import control
 from services.router.admission.appointments import Appointments
-from services.router.admission.routes import Routes, Wanted, choose_lane, has_other_pool
+from services.router.admission.routing.routes import Routes, Wanted, choose_lane, has_other_pool
 from services.router.admission.standings import Answer, StandingReader
 from services.router.admission.tenants import Refund, Tenant, TenantLimits
 from services.router.state.outstanding import Outstanding

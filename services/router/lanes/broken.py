@@ -6,7 +6,7 @@ import logging
 
 from libs.queue import LaneKey, Lanes
 from libs.telemetry.logs import fields
-from services.router.admission.control import why_broken
+from services.router.admission.routing.routes import why_broken
 from services.router.lanes import codec
 from services.router.state.view import View
 

@@ -19,8 +19,8 @@ from libs.errors import InternalError, ShoalError, from_reason
 from libs.queue import LaneKey
 from libs.versions import WIRE_VERSION
 from services.router.admission.control import Part
-from services.router.admission.reports import shorten
-from services.router.admission.validation import is_text_alone
+from services.router.admission.validation.reports import shorten
+from services.router.admission.validation.requests import is_text_alone
 
 Request: TypeAlias = pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest
 Response: TypeAlias = pb.EncodeResponse | pb.ScoreResponse | pb.ExtractResponse

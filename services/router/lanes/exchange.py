@@ -19,7 +19,7 @@ from libs.errors import InternalError, InvalidInput, PermissionDenied, ShoalErro
 from libs.serving.calls.status import to_status
 from libs.telemetry import traces
 from libs.telemetry.logs import REQUEST_ID
-from services.router.admission import reports
+from services.router.admission.validation import reports
 
 log = logging.getLogger(__name__)
 

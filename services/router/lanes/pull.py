@@ -23,7 +23,7 @@ from libs.queue import Idle, LaneGauges, LaneKey, Lanes, Pulled
 from libs.serving import current_call
 from libs.serving.security.identity import ANONYMOUS
 from libs.telemetry.logs import fields
-from services.router.admission import reports
+from services.router.admission.validation import reports
 from services.router.lanes import codec
 from services.router.lanes.bells import Bells
 from services.router.lanes.broken import BrokenLanes

@@ -18,8 +18,8 @@ from libs.fleet.affinity import busy_shares, score
 from libs.processes import Process
 from libs.queue import LaneGauges, LaneKey, Lanes
 from libs.serving.watched import Watched
-from services.router.admission.routes import Routes, Wanted, choose_lane
-from services.router.admission.validation import check_model
+from services.router.admission.routing.routes import Routes, Wanted, choose_lane
+from services.router.admission.validation.requests import check_model
 from services.router.lanes.offers import is_led
 from services.router.state.view import View, known_models
 

@@ -15,8 +15,8 @@ from libs.errors import DeadlinePassed, ModelNotFound, NoCapacity
 from libs.fleet import COMING, Fleet, WorkerRecord
 from libs.serving.watched import Watched
 from libs.telemetry.logs import fields
-from services.router.admission.routes import Routes, refuse_pool
-from services.router.admission.validation import check_model
+from services.router.admission.routing.routes import Routes, refuse_pool
+from services.router.admission.validation.requests import check_model
 from services.router.lanes.codec import from_failure
 from services.router.state.view import View, describe, is_known, known_models
 

@@ -7,9 +7,6 @@ from libs.errors import ModelBroken
 from libs.models.text.kinds import (
     embedding,
     gliclass,
-    gliner,
-    gliner2,
-    glirel,
     hybrid,
     laya,
     sequence_labels,
@@ -17,6 +14,7 @@ from libs.models.text.kinds import (
     token_labels,
     yes_no,
 )
+from libs.models.text.kinds.extraction import gliner, gliner2, glirel
 from libs.models.text.kinds.kind import ModelKind
 
 _KINDS: dict[Kind, ModelKind] = {

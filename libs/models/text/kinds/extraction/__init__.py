@@ -1,0 +1,1 @@
+"""Kinds of models that extract: entities, relations, and what a schema asks for."""

@@ -1,0 +1,246 @@
+"""The limits of a request: the one list that `requests.py` enforces and that users read.
+
+The table in docs/security.md is `table()` (`python -m services.router.admission.validation.limits` prints it), and the comments of
+the fields in protos/ give the same numbers: tests/router/test_limits.py compares them, and finds fields of requests that have no
+limit here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.v1 import inference_pb2 as pb
+
+from libs.documents import limits as documents
+from libs.errors import InvalidInput
+from libs.serving.calls import multiplex
+from libs.serving.calls.decode import MAX_REQUEST_BYTES
+
+KIB: Final = 1024
+MIB: Final = 1024 * 1024
+CHARACTERS: Final = "characters"
+BYTES: Final = "bytes"
+SECONDS: Final = "seconds"
+ENTRIES: Final = "entries"
+PIXELS: Final = "pixels"
+PAGES: Final = "pages"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """`fields`: of messages of shoal.v1, such as `Item.text`, or whole messages."""
+
+    what: str
+    fields: tuple[str, ...]
+    most: int
+    unit: str
+
+    @property
+    def number(self) -> str:
+        """As the table and the protos' comments write it: `4 MiB`, `16,384`."""
+        if self.unit != BYTES:
+            return f"{self.most:,}"
+        return f"{self.most // KIB} KiB" if self.most < MIB else f"{self.most // MIB} MiB"
+
+    def check(self, count: int, path: str) -> None:
+        """Raises InvalidInput for a field that holds too much."""
+        if count > self.most:
+            message = f"{path} has {count:,} {self.unit}; at most {self.most:,} are allowed"
+            raise InvalidInput(message, field=path)
+
+
+_REQUESTS: Final = ("EncodeRequest", "ScoreRequest", "ExtractRequest")
+_LABELS: Final = (
+    "EntitiesTask.labels",
+    "ClassifyTask.labels",
+    "RelationsTask.labels",
+    "RelationsTask.entity_labels",
+    "RegionsTask.labels",
+)
+_OF_MODELS: Final = ("GetModelRequest", "LoadModelRequest", "EvictModelRequest", "PinModelRequest", "ExplainPlacementRequest")
+
+REQUEST: Final = Limit("a whole request", _REQUESTS, MAX_REQUEST_BYTES, BYTES)
+READ: Final = Limit("what all items make a worker read, with what each repeats", _REQUESTS, 256 * MIB, BYTES)
+"""Four requests of the largest size: a query of 131,072 characters with 10,000 documents of a letter would be 1.3 GB."""
+SCORE_BYTES: Final = 16
+"""About how many bytes a label in an answer takes beyond its name."""
+ANSWERED: Final = Limit(
+    f"labels that an answer may repeat: their bytes and {SCORE_BYTES} for each, for each item", ("ExtractRequest",), 8 * MIB, BYTES
+)
+"""2,000 items with 256 labels of a letter. A client with gRPC's default limit reads half of that, and a router, a worker and a
+client each hold some four times that while it is written or read."""
+REGIONS: Final = 4096
+"""The most regions of an item, which is the worker's own (libs/models/images/detection/regions.py)."""
+REGION_BYTES: Final = 32
+"""About how many bytes a region in an answer takes beyond its label."""
+FOUND: Final = Limit(
+    f"regions that an answer may have: {REGIONS:,} for each item, each of the longest label's bytes and {REGION_BYTES}",
+    ("ExtractRequest",),
+    64 * MIB,
+    BYTES,
+)
+"""479 items with labels of three letters. Seldom more than some tens are found in an item, but a threshold of 0 asks for all."""
+ITEMS: Final = Limit("items", ("EncodeRequest.items", "ScoreRequest.documents", "ExtractRequest.items"), 10_000, ENTRIES)
+TEXT: Final = Limit("an item's text, of all its parts together", ("Item.text", "Part.text"), 4 * MIB, BYTES)
+"""A book has 1 MB, and the longest sequences that models take (128k tokens) 0.6 MB."""
+IMAGE: Final = Limit("a picture's file", ("Image.data",), 16 * MIB, BYTES)
+IMAGE_PIXELS: Final = Limit("a picture's pixels, by its file's header", ("Image.data",), 50_000_000, PIXELS)
+"""The worker's own (libs/models/images/decoding.py), so that what it would refuse is refused here, where the header says it."""
+DOCUMENT: Final = Limit("a document's file", ("Document.data",), documents.BYTES, BYTES)
+FILES: Final = Limit(
+    "files that the items of a request share", tuple(f"{name}.files" for name in _REQUESTS), documents.FILES, ENTRIES
+)
+FILE: Final = Limit("such a file", tuple(f"{name}.files" for name in _REQUESTS), documents.BYTES, BYTES)
+DPI: Final = Limit("dots per inch of a document's pages", ("Document.dots_per_inch",), documents.MOST_DPI, "dots per inch")
+UNKNOWN_PAGES: Final = Limit("pages of a document without a last page", ("Document.last_page",), documents.UNKNOWN_PAGES, PAGES)
+"""As for which it is priced. The worker refuses a document that has more."""
+ITEM_PAGES: Final = Limit("pages of an item, of all its documents together", ("Item.parts",), documents.PAGES, PAGES)
+REQUEST_PAGES: Final = Limit("pages of all items of a request", _REQUESTS, documents.REQUEST_PAGES, PAGES)
+DOCUMENT_PAGES: Final = Limit("pages of a document, read or not (checked by workers)", ("Document.data",), documents.LENGTH, PAGES)
+PAGE_PIXELS: Final = Limit("a page's pixels, as it is drawn (checked by workers)", ("Document.data",), documents.PIXELS, PIXELS)
+ITEM_PIXELS: Final = Limit("pixels of all pages of an item (checked by workers)", ("Item.parts",), documents.ITEM_PIXELS, PIXELS)
+PAGE_SECONDS: Final = Limit(
+    "processor time of opening a document, or of one page (checked by workers)", ("Document.data",), documents.PAGE_SECONDS, SECONDS
+)
+ITEM_SECONDS: Final = Limit(
+    "time of reading all pages of an item (checked by workers)", ("Item.parts",), int(documents.ITEM_SECONDS), SECONDS
+)
+PARTS: Final = Limit("parts of an item", ("Item.parts",), 64, ENTRIES)
+QUERY: Final = Limit("a query's text", ("ScoreRequest.query",), 131_072, CHARACTERS)
+"""A cross-encoder reads it with each document: 32k tokens, more than any that is served takes."""
+INSTRUCTION: Final = Limit(
+    "an instruction", ("EncodeRequest.instruction", "ScoreRequest.instruction", "TextTask.instruction"), 16_384, CHARACTERS
+)
+"""The longest that a model's card names has 600 characters; few-shot examples may stand in one."""
+JSON_SCHEMA: Final = Limit("a JSON Schema of answers (the worker has more limits)", ("TextTask.json_schema",), 32 * KIB, BYTES)
+"""The worker's own (libs/models/generation/grammars/schemas.py)."""
+TURNS: Final = Limit("turns before an item", ("TextTask.turns",), 128, ENTRIES)
+TURNS_TEXT: Final = Limit("the texts of all turns", ("Turn.text",), 65_536, CHARACTERS)
+"""Models that write have at most 8,192 tokens for a prompt and its answer."""
+TEMPLATE_VALUES: Final = Limit("values for the chat template", ("TextTask.template_values",), 4 * KIB, BYTES)
+POOLING: Final = Limit("how many times fewer vectors an item is pooled to", ("EncodeRequest.pooling_factor",), 64, "times")
+HYPOTHESIS: Final = Limit("a hypothesis", ("ClassifyTask.hypothesis",), 1024, CHARACTERS)
+PLACES: Final = Limit("places for the label in a hypothesis", ("ClassifyTask.hypothesis",), 8, "places")
+LABELS: Final = Limit("labels of a list", _LABELS, 256, ENTRIES)
+LABEL: Final = Limit("a label", _LABELS, 1024, CHARACTERS)
+"""Zero-shot models were trained on labels of a few words; some are asked whole sentences."""
+SCHEMA_NAMES: Final = (
+    "SchemaLabel.label",
+    "SchemaClassification.name",
+    "SchemaStructure.name",
+    "SchemaField.name",
+    "SchemaField.choices",
+)
+SCHEMA: Final = Limit("all texts of a schema", ("StructureTask",), 64 * KIB, BYTES)
+"""A model reads them before each text, and takes some thousand tokens."""
+SCHEMA_LABELS: Final = Limit(
+    "labels of entities or of a classification", ("StructureTask.entities", "SchemaClassification.labels"), 256, ENTRIES
+)
+SCHEMA_NAME: Final = Limit("a name or a choice in a schema", SCHEMA_NAMES, 256, CHARACTERS)
+DESCRIPTION: Final = Limit(
+    "a description in a schema",
+    ("SchemaLabel.description", "SchemaClassification.description", "SchemaField.description"),
+    1024,
+    CHARACTERS,
+)
+CLASSIFICATIONS: Final = Limit("classifications of a schema", ("StructureTask.classifications",), 32, ENTRIES)
+RELATIONS: Final = Limit("relations of a schema", ("StructureTask.relations",), 64, ENTRIES)
+STRUCTURES: Final = Limit("structures of a schema", ("StructureTask.structures",), 16, ENTRIES)
+FIELDS: Final = Limit("fields of a structure", ("SchemaStructure.fields",), 32, ENTRIES)
+CHOICES: Final = Limit("choices of a field", ("SchemaField.choices",), 64, ENTRIES)
+ENTITIES: Final = Limit("entities of an item", ("Item.entities",), 128, ENTRIES)
+"""A model scores all pairs of them."""
+ENTITY: Final = Limit("an entity's text", ("Entity.text",), 1000, CHARACTERS)
+ENTITY_LABEL: Final = Limit("an entity's label", ("Entity.label",), 256, CHARACTERS)
+"""An answer repeats both for each of its relations."""
+REPRESENTATIONS: Final = Limit(
+    "representations", ("EncodeRequest.representations",), len(pb.Representation.values()) - 1, ENTRIES
+)  # as many as there are, without UNSPECIFIED
+ID: Final = Limit(
+    "an id of a model or an adapter",
+    tuple(f"{name}.model" for name in (*_REQUESTS, *_OF_MODELS)) + tuple(f"{name}.adapter" for name in _REQUESTS),
+    256,
+    CHARACTERS,
+)
+POOL: Final = Limit("a pool's name", tuple(f"{name}.pool" for name in (*_REQUESTS, "LoadModelRequest")), 63, CHARACTERS)
+_CALL: Final = "MultiplexedCall"
+MULTIPLEX: Final = Limit(
+    "all calls of one message of a client's stream",
+    ("MultiplexRequest", f"{_CALL}.encode", f"{_CALL}.score", f"{_CALL}.extract"),
+    multiplex.MESSAGE_BYTES,
+    BYTES,
+)
+CALLS: Final = Limit("calls of such a message", ("MultiplexRequest.calls",), multiplex.MESSAGE_CALLS, ENTRIES)
+REQUEST_ID: Final = Limit("a call's request id", (f"{_CALL}.request_id",), multiplex.REQUEST_ID_CHARACTERS, CHARACTERS)
+TRACEPARENT: Final = Limit("a call's trace context", (f"{_CALL}.traceparent",), multiplex.TRACEPARENT_CHARACTERS, CHARACTERS)
+TRACESTATE: Final = Limit("its state", (f"{_CALL}.tracestate",), multiplex.TRACESTATE_CHARACTERS, CHARACTERS)
+
+ALL: Final = (
+    REQUEST,
+    READ,
+    ANSWERED,
+    FOUND,
+    ITEMS,
+    TEXT,
+    IMAGE,
+    IMAGE_PIXELS,
+    DOCUMENT,
+    FILES,
+    FILE,
+    DPI,
+    UNKNOWN_PAGES,
+    ITEM_PAGES,
+    REQUEST_PAGES,
+    DOCUMENT_PAGES,
+    PAGE_PIXELS,
+    ITEM_PIXELS,
+    PAGE_SECONDS,
+    ITEM_SECONDS,
+    PARTS,
+    QUERY,
+    INSTRUCTION,
+    JSON_SCHEMA,
+    TURNS,
+    TURNS_TEXT,
+    POOLING,
+    HYPOTHESIS,
+    PLACES,
+    LABELS,
+    LABEL,
+    SCHEMA,
+    SCHEMA_LABELS,
+    SCHEMA_NAME,
+    DESCRIPTION,
+    CLASSIFICATIONS,
+    RELATIONS,
+    STRUCTURES,
+    FIELDS,
+    CHOICES,
+    ENTITIES,
+    ENTITY,
+    ENTITY_LABEL,
+    REPRESENTATIONS,
+    ID,
+    POOL,
+    MULTIPLEX,
+    CALLS,
+    REQUEST_ID,
+    TRACEPARENT,
+    TRACESTATE,
+)
+
+
+def table(limits: Sequence[Limit] = ALL) -> str:
+    """The limits as a table in Markdown."""
+    lines = ["| what | fields | at most |", "| --- | --- | --- |"]
+    for limit in limits:
+        fields = ", ".join(f"`{field}`" for field in limit.fields)
+        unit = "" if limit.unit == BYTES else f" {limit.unit}"
+        lines.append(f"| {limit.what} | {fields} | {limit.number}{unit} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -1,0 +1,195 @@
+"""Validates workers' messages (protos/shoal/v1/worker.proto). Pure: the message in, InvalidInput with the field's path out.
+
+Workers are only half trusted: a faulty or compromised one must not harm the work of others. Every router and scheduler reads what
+a heartbeat says, so it is checked before it is published: names are printable ASCII, numbers are finite, and texts are limited in
+size, with U+FFFD for control characters, which would steer an operator's terminal.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import MutableSequence
+from typing import Final
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from shoal.v1 import models_pb2, worker_pb2
+
+from libs.catalog.pools import NAME, WORDS
+from libs.errors import InvalidInput
+from libs.text import without_controls
+from services.router.admission.validation import report_limits as limits
+from services.router.admission.validation.limits import Limit
+
+_PLAIN: Final = re.compile(r"[!-~]+")
+_POOL: Final = re.compile(NAME)
+_LARGEST: Final = 1e18
+_MOST_TOKENS: Final = 1 << 31
+_FLOATS: Final = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT)
+
+
+def check_pull(request: worker_pb2.PullRequest) -> None:
+    """Raises InvalidInput."""
+    _check_name(request.worker_id, "worker_id")
+    _check_pool(request.pool, "pool")
+    _check_optional(request.epoch, "epoch")
+    if request.budget_tokens < 1:
+        raise InvalidInput("budget_tokens must be at least 1", field="budget_tokens")
+    if request.budget_jobs < 1:
+        raise InvalidInput("budget_jobs must be in 1..256", field="budget_jobs")
+    if math.isnan(request.wait_seconds) or request.wait_seconds < 0:
+        raise InvalidInput("wait_seconds must be in 0..10", field="wait_seconds")
+    if request.batch_id or request.asked_again:
+        _check_name(request.batch_id, "batch_id")
+    limits.MANY.check(len(request.lanes), "lanes")
+    limits.EXCEPTED.check(len(request.except_tenants), "except_tenants")
+    for index, tenant in enumerate(request.except_tenants):
+        _check_optional(tenant, f"except_tenants[{index}]", limits.TENANT)
+    for index, lane in enumerate(request.lanes):
+        _check_lane(lane, f"lanes[{index}]")
+
+
+def check_complete(request: worker_pb2.CompleteRequest) -> None:
+    """Raises InvalidInput. What the results hold is checked by the router that waits for them."""
+    _check_name(request.worker_id, "worker_id")
+    _check_lane(request.lane, "lane")
+    _check_name(request.batch_id, "batch_id")
+    limits.MANY.check(len(request.jobs), "jobs")
+    for index, job in enumerate(request.jobs):
+        _check_name(job.job_id, f"jobs[{index}].job_id")
+
+
+def check_connect(request: worker_pb2.ConnectRequest) -> None:
+    """Raises InvalidInput."""
+    _check_name(request.worker_id, "worker_id")
+    _check_name(request.epoch, "epoch")
+
+
+def check_exchange(request: worker_pb2.ExchangeRequest) -> None:
+    """Raises InvalidInput. The calls themselves are checked by their own functions."""
+    limits.MANY.check(len(request.calls), "calls")
+    for index, call in enumerate(request.calls):
+        _check_optional(call.traceparent, f"calls[{index}].traceparent")
+
+
+def check_written(request: worker_pb2.WrittenRequest) -> None:
+    """Raises InvalidInput."""
+    _check_name(request.worker_id, "worker_id")
+    limits.MANY.check(len(request.texts), "texts")
+    for index, part in enumerate(request.texts):
+        for name in ("job_id", "router", "batch_id"):
+            _check_name(getattr(part, name), f"texts[{index}].{name}")
+        limits.WRITTEN.check(len(part.text), f"texts[{index}].text")
+
+
+def check_heartbeat(request: worker_pb2.HeartbeatRequest) -> None:
+    """Raises InvalidInput. Cuts texts of errors that are too long, and replaces control characters."""
+    _check_name(request.worker_id, "worker_id")
+    _check_pool(request.pool, "pool")
+    _check_optional(request.epoch, "epoch")
+    request.device = _checked_text(request.device, "device", limits.WORDS)
+    request.kernels = _checked_text(request.kernels, "kernels", limits.WORDS)
+    _check_numbers(request, "")
+    limits.MANY.check(len(request.models), "models")
+    limits.MANY.check(len(request.batches), "batches")
+    for index, batch in enumerate(request.batches):
+        _check_lane(batch.lane, f"batches[{index}].lane")
+        _check_name(batch.batch_id, f"batches[{index}].batch_id")
+    for index, model in enumerate(request.models):
+        _check_model(model, f"models[{index}]")
+
+
+def shorten(failure: worker_pb2.Failure) -> None:
+    """Cuts texts that are too long, replaces control characters, and clamps the retry delay to 0..3600 s, in place."""
+    most = limits.MESSAGE.most
+    failure.reason = without_controls(failure.reason[: limits.REASON.most])
+    failure.field = without_controls(failure.field[: limits.FIELD.most])
+    message = failure.message if len(failure.message) <= most else f"{failure.message[: most - 1]}…"
+    failure.message = without_controls(message, lines=True)
+    wait = failure.retry_after_seconds
+    failure.retry_after_seconds = min(wait, 3600.0) if wait > 0 else 0.0  # 0 for what is no number, too
+
+
+def _check_model(model: worker_pb2.WorkerModel, path: str) -> None:
+    _check_name(model.model, f"{path}.model")
+    _check_numbers(model, f"{path}.")
+    model.data_type = _checked_text(model.data_type, f"{path}.data_type", limits.WORDS)
+    for name, adapters in (("adapters", model.adapters), ("failed_adapters", model.failed_adapters)):
+        limits.MANY.check(len(adapters), f"{path}.{name}")
+        for adapter in adapters:
+            _check_name(adapter, f"{path}.{name}")
+    if model.HasField("failure"):
+        shorten(model.failure)
+    for failure in model.failed_adapters.values():
+        shorten(failure)
+    if model.HasField("card"):
+        _check_card(model.card, f"{path}.card")
+
+
+def _check_card(card: models_pb2.ModelCard, path: str) -> None:
+    _check_optional(card.model, f"{path}.model")
+    _check_numbers(card, f"{path}.")
+    if card.tokens_per_byte < 0 or max(card.max_tokens, card.dimensions, card.multi_vector_dimensions) >= _MOST_TOKENS:
+        raise InvalidInput(f"{path} has sizes that no model has", field=path)
+    limits.KINDS.check(len(card.tasks), f"{path}.tasks")
+    limits.KINDS.check(len(card.representations), f"{path}.representations")
+    limits.KINDS.check(len(card.inputs), f"{path}.inputs")
+    if any(value >= _MOST_TOKENS for _, value in card.images.ListFields()):
+        raise InvalidInput(f"{path}.images has sizes that no model has", field=f"{path}.images")
+    limits.POOLS.check(len(card.pools), f"{path}.pools")
+    for name in card.pools:
+        _check_pool(name, f"{path}.pools")
+    # Our workers refuse models with control characters in names; other workers' cards are shown with U+FFFD for them.
+    card.revision = _checked_text(card.revision, f"{path}.revision", limits.WORDS)
+    card.family = _checked_text(card.family, f"{path}.family", limits.WORDS)
+    card.data_type = _checked_text(card.data_type, f"{path}.data_type", limits.WORDS)
+    _check_names(card.labels, f"{path}.labels", limits.LABELS, limits.LABELS_TEXT)
+    _check_names(card.prompts, f"{path}.prompts", limits.PROMPTS, limits.PROMPTS_TEXT)
+
+
+def _check_names(names: MutableSequence[str], path: str, count: Limit, together: Limit) -> None:
+    """Checks their count and total length, and replaces control characters, in place."""
+    count.check(len(names), path)
+    text = "".join(names)
+    together.check(len(text), path)
+    if not text.isprintable():
+        names[:] = map(without_controls, names)
+
+
+def _checked_text(text: str, path: str, limit: Limit) -> str:
+    """The text with its control characters replaced. Raises InvalidInput if it is too long."""
+    limit.check(len(text), path)
+    return without_controls(text)
+
+
+def _check_lane(lane: worker_pb2.Lane, path: str) -> None:
+    _check_pool(lane.pool, f"{path}.pool")
+    _check_name(lane.model, f"{path}.model")
+    _check_optional(lane.adapter, f"{path}.adapter")
+
+
+def _check_name(name: str, path: str, limit: Limit = limits.NAME) -> None:
+    if not name:
+        raise InvalidInput(f"{path} is required", field=path)
+    if len(name) > limit.most or not _PLAIN.fullmatch(name):
+        raise InvalidInput(f"{path} must be 1..{limit.most} printable ASCII characters without spaces", field=path)
+
+
+def _check_optional(name: str, path: str, limit: Limit = limits.NAME) -> None:
+    if name:
+        _check_name(name, path, limit)
+
+
+def _check_pool(name: str, path: str) -> None:
+    if not name:
+        raise InvalidInput(f"{path} is required", field=path)
+    if not _POOL.fullmatch(name):
+        raise InvalidInput(f"{path} must be {WORDS}", field=path)
+
+
+def _check_numbers(message: Message, prefix: str) -> None:
+    """Raises InvalidInput for a floating-point field that is not a number, or beyond 1e18."""
+    for field, value in message.ListFields():
+        if field.type in _FLOATS and not abs(value) <= _LARGEST:
+            raise InvalidInput(f"{prefix}{field.name} is {value:g}, which is no measure", field=f"{prefix}{field.name}")

@@ -1,0 +1,576 @@
+"""Validates requests (protos/shoal/v1/inference.proto). Pure: the message and the model's card in, sizes out.
+
+First step of a request in the router, once `routes.py` has chosen its lane. Every error that can be found without a tokenizer is
+refused here, with the path of its field; what depends on the model is checked if its card is known, and by the worker otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import models_pb2, tensor_pb2
+
+from libs.errors import InvalidInput, TaskNotSupported
+from libs.names import is_model_id
+from services.router.admission.validation import limits, pictures, schemas
+
+_EMPTY_ITEM_BYTES: Final = 2
+"""An item whose content is set and empty: tag and length."""
+
+_PDF: Final = b"%PDF-"
+_PDF_WITHIN: Final = 1024
+"""Bytes from a file's beginning in which readers look for the mark of a PDF."""
+TEXT_LAYER_TOKENS: Final = 16
+"""Price of a page of which the text layer alone is read: some milliseconds of a processor, and nothing of the device."""
+
+Card = models_pb2.ModelCard
+Task = models_pb2.Task
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """Of one item: the bytes of their files, and the tokens that the model makes of them by their headers. `pages`: of documents,
+    whose files' bytes are not counted where items share them."""
+
+    bytes: int
+    tokens: int
+    pages: int = 0
+
+
+NO_PICTURES: Final = Pictures(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of text that each item brings, and that every job of the request brings once and once for each sequence.
+
+    `times`: sequences that a model makes of each item. `once_texts`: how many texts `once` is made of. `pictures`: those of items
+    that have some, by their index; `once_pictures`: those that every job brings, of a query.
+    """
+
+    items: list[int]
+    each: int = 0
+    once: int = 0
+    times: int = 1
+    once_texts: int = 1
+    pictures: Mapping[int, Pictures] = dataclasses.field(default_factory=dict)
+    once_pictures: Pictures = NO_PICTURES
+
+    @property
+    def read(self) -> list[int]:
+        """Bytes that a worker reads for each item."""
+        repeated = self.each * self.times
+        found = [size + repeated for size in self.items]
+        for index, own in self.pictures.items():
+            found[index] += own.bytes
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Items:
+    """The sizes of items, and what pictures they have, by index."""
+
+    sizes: list[int]
+    pictures: dict[int, Pictures]
+
+
+class _Enum(Protocol):
+    """The methods of a generated enum that are used here."""
+
+    def values(self) -> Sequence[int]: ...
+    def keys(self) -> Sequence[str]: ...
+
+
+def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
+    """Raises InvalidInput or TaskNotSupported."""
+    _check_names(request.model, request.adapter)
+    _check_enum(request.role, pb.Role, "role")
+    _check_enum(request.data_type, tensor_pb2.DataType, "data_type")
+    _check_common(request.truncation, request.priority)
+    limits.INSTRUCTION.check(len(request.instruction), "instruction")
+    limits.REPRESENTATIONS.check(len(request.representations), "representations")
+    for index, form in enumerate(request.representations):
+        field = f"representations[{index}]"
+        _check_enum(form, pb.Representation, field)
+        _refuse(form == pb.REPRESENTATION_UNSPECIFIED, f"{field} must name a representation", field)
+    if card is not None:
+        _check_task(card, models_pb2.TASK_ENCODE, "model")
+    _check_forms(request, card)
+    files = _check_files(request.files)
+    items = _check_items(request.items, "items", card, files)
+    shared = files.read("items", items.pictures.values())
+    sizes = Sizes(items.sizes, each=_utf8(request.instruction), pictures=items.pictures, once_pictures=shared)
+    return _readable(sizes, "items")
+
+
+def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
+    """Raises InvalidInput or TaskNotSupported."""
+    _check_names(request.model, request.adapter)
+    _check_enum(request.scale, pb.ScoreScale, "scale")
+    _check_common(request.truncation, request.priority)
+    _refuse(not request.HasField("query"), "query is required", "query")
+    if card is not None:
+        _check_task(card, models_pb2.TASK_SCORE, "model")
+        only_multi = list(card.representations) == [pb.REPRESENTATION_MULTI_VECTOR]
+        no_scale = request.scale == pb.SCORE_SCALE_PROBABILITY and only_multi
+        _refuse(no_scale, f"{card.model} adds up maxima: its scores are no probabilities", "scale")
+    limits.INSTRUCTION.check(len(request.instruction), "instruction")
+    limits.QUERY.check(len(request.query.text) + sum(len(part.text) for part in request.query.parts), "query.text")
+    files = _check_files(request.files)
+    size, shown = _check_item(request.query, "query", card, files)
+    query = size + _utf8(request.instruction)
+    documents = _check_items(request.documents, "documents", card, files)
+    shared = files.read("documents", [shown, *documents.pictures.values()])
+    shown = Pictures(shown.bytes + shared.bytes, shown.tokens, shown.pages)
+    # A cross-encoder reads the query with every document; a model with vectors of its own reads it once a job.
+    reads_pairs = card is None or not card.representations
+    sizes = Sizes(documents.sizes, pictures=documents.pictures, once_pictures=shown)
+    return _readable(replace(sizes, each=query) if reads_pairs else replace(sizes, once=query), "documents")
+
+
+def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
+    """Raises InvalidInput or TaskNotSupported."""
+    _check_names(request.model, request.adapter)
+    _check_common(request.truncation, request.priority)
+    task = request.WhichOneof("task")
+    if task is None:
+        raise InvalidInput("one task is required: entities, classify, relations, regions, text or structure", field="task")
+    if card is not None and not _gives_text_layers(request, card):
+        _check_task(card, Task.Value(f"TASK_{task.upper()}"), task)
+    if task == "structure":
+        return _check_structure(request, card)
+    labels: Sequence[str] = ()
+    if task == "entities":
+        labels = _check_entities(request.entities, card)
+    elif task == "classify":
+        labels = _check_classify(request.classify, card)
+    elif task == "relations":
+        labels = _check_relations(request, card)
+    elif task == "regions":
+        labels = _check_labels(request.regions.labels, "regions.labels", None, required=True)
+        _check_threshold(request.regions, "regions", 0.0)
+    else:
+        _check_text(request.text)
+    given = task == "relations" and (card is None or card.given_entities)
+    files = _check_files(request.files)
+    items = _check_items(request.items, "items", card, files, given=given)
+    shared = files.read("items", items.pictures.values())
+    if task == "text" and request.text.text_layer == pb.TextTask.TEXT_LAYER_ONLY:
+        items.pictures.update({index: _layers_alone(own) for index, own in items.pictures.items()})
+    repeated = labels or (card.labels if card is not None and task == "classify" else ())
+    if task == "regions":
+        _check_found(len(items.sizes), limits.REGIONS * (limits.REGION_BYTES + max(map(_utf8, repeated))))
+    else:
+        _check_answered(len(items.sizes), sum(limits.SCORE_BYTES + _utf8(label) for label in repeated), task)
+    sizes = _with_labels(items.sizes, task, labels, request.classify.hypothesis, card)
+    if task == "text":
+        told = request.text.instruction + request.text.template_values
+        before_each = _utf8(told) + sum(_utf8(turn.text) for turn in request.text.turns)
+        sizes = replace(sizes, each=before_each, once=_utf8(request.text.json_schema))
+    return _readable(replace(sizes, pictures=items.pictures, once_pictures=shared), "items")
+
+
+def _check_structure(request: pb.ExtractRequest, card: Card | None) -> Sizes:
+    """A schema stands before each text, and an answer repeats its names, those of relations and fields for each instance."""
+    size, answered = schemas.check(request.structure)
+    files = _check_files(request.files)
+    items = _check_items(request.items, "items", card, files)
+    shared = files.read("items", items.pictures.values())
+    _check_answered(len(items.sizes), answered, "structure")
+    return _readable(Sizes(items.sizes, each=size, pictures=items.pictures, once_pictures=shared), "items")
+
+
+def _check_answered(items: int, names: int, task: str) -> None:
+    """An answer repeats labels for each item. Raises InvalidInput where it would become too large."""
+    most = limits.ANSWERED.most
+    if items * names > most:
+        message = f"items has {items:,} entries, and an answer may repeat {names:,} bytes of {task} labels for each:"
+        raise InvalidInput(f"{message} send at most {most // names:,} items at a time, or fewer or shorter labels", field="items")
+
+
+def _check_found(items: int, regions: int) -> None:
+    """Any number of regions of an item may have the same label. Raises InvalidInput where an answer would become too large."""
+    most = limits.FOUND.most
+    if items * regions > most:
+        message = f"items has {items:,} entries, and an answer may have {regions:,} bytes of regions for each:"
+        raise InvalidInput(f"{message} send at most {most // regions:,} items at a time, or shorter labels", field="items")
+
+
+def _with_labels(items: list[int], task: str, labels: Sequence[str], hypothesis: str, card: Card | None) -> Sizes:
+    """The sizes with those of the labels, by how often a model reads them. Lengths are added up; no text is built."""
+    places = max(1, hypothesis.count("{}"))
+    names = sum(map(_utf8, labels)) * places + _utf8(hypothesis) * len(labels)
+    if task == "classify":
+        if card is not None and card.open_labels and labels:  # each text is paired with each label
+            return Sizes(items, each=-(-names // len(labels)), times=len(labels))
+        # An embedding model reads them once a job, as one without a card here is taken to do.
+        before_each = card is not None and not card.labels and models_pb2.TASK_ENCODE not in card.tasks
+    else:
+        # A model without labels of its own finds entities by those that stand before each text.
+        before_each = task in ("entities", "relations") and (card is None or not card.labels)
+    return Sizes(items, each=names) if before_each else Sizes(items, once=names, once_texts=len(labels))
+
+
+def _readable(sizes: Sizes, field: str) -> Sizes:
+    """Returns the sizes. Raises InvalidInput where a worker would have to read too much."""
+    once = sizes.once + sizes.once_pictures.bytes
+    total, count, most = sum(sizes.read) + once, len(sizes.items), limits.READ.most
+    if total > most:
+        allowed = max(0, most - once) // -(-(total - once) // count)
+        instead = f"send at most {allowed:,} items at a time" if allowed else "send less with each item"
+        message = f"{field} has {count:,} entries that make a worker read {total:,} bytes, with what stands before each;"
+        raise InvalidInput(f"{message} at most {most:,} are allowed: {instead}", field=field)
+    return sizes
+
+
+def check_model(model: str) -> None:
+    """Raises InvalidInput for a name that cannot be that of a model."""
+    _check_names(model, "")
+
+
+def _check_names(model: str, adapter: str) -> None:
+    _refuse(not model, "model is required, such as `org/name`", "model")
+    for name, field in ((model, "model"), (adapter, "adapter")):
+        if not name:
+            continue
+        limits.ID.check(len(name), field)
+        if not is_model_id(name):
+            form = "`org/name` or `org/name@revision`, of A-Z a-z 0-9 . _ - and at most 128 characters each"
+            raise InvalidInput(f"{field} must have the form {form}", field=field)
+
+
+def _check_common(truncation: int, priority: int) -> None:
+    _check_enum(truncation, pb.Truncation, "truncation")
+    _check_enum(priority, pb.Priority, "priority")
+
+
+def _check_enum(value: int, kind: _Enum, field: str) -> None:
+    # proto3 enums are open: a number that no version of the contract knows arrives as it is.
+    # 0 is a member of each.
+    if value and value not in kind.values():
+        raise InvalidInput(f"{field} is {value}, which is none of {', '.join(kind.keys())}", field=field)
+
+
+def is_text_alone(item: pb.Item) -> bool:
+    """Whether it has one field, its text. A look at an empty repeated field takes memory: 57 bytes were measured for `parts`."""
+    match item.ListFields():
+        case [(field, _)]:
+            return field.number == pb.Item.TEXT_FIELD_NUMBER
+    return False
+
+
+def _check_items(items: Sequence[pb.Item], field: str, card: Card | None, files: Files, *, given: bool = False) -> _Items:
+    """`given`: items may bring entities."""
+    _refuse(not items, f"{field} is empty: 1..{limits.ITEMS.most:,} are allowed", field)
+    limits.ITEMS.check(len(items), field)
+    found = _Items([], {})
+    any_text = _takes(card, models_pb2.INPUT_KIND_TEXT)
+    for index, item in enumerate(items):
+        size = item.ByteSize()
+        if not (is_text_alone(item) and any_text and _EMPTY_ITEM_BYTES < size <= limits.TEXT.most):
+            size, shown = _check_item(item, f"{field}[{index}]", card, files, given=given)
+            if shown.bytes or shown.pages:
+                found.pictures[index] = shown
+        found.sizes.append(size)
+    return found
+
+
+def _takes(card: Card | None, kind: models_pb2.InputKind) -> bool:
+    """Whether a model reads such parts, as far as its card says."""
+    if card is None:
+        return True
+    if card.inputs:
+        return kind in card.inputs
+    reads_pictures = {models_pb2.TASK_REGIONS, models_pb2.TASK_TEXT}.intersection(card.tasks)
+    return kind == models_pb2.INPUT_KIND_TEXT or (kind == models_pb2.INPUT_KIND_IMAGE and bool(reads_pictures))
+
+
+def _check_item(item: pb.Item, path: str, card: Card | None, files: Files, *, given: bool = False) -> tuple[int, Pictures]:
+    """The bytes of an item's text, as a message, and its pictures."""
+    content, known = item.WhichOneof("content"), item.entities
+    message = f"{path}.entities are for the task relations, with a model that does not find them itself"
+    _refuse(bool(known) and not given, message, f"{path}.entities")
+    if item.parts:
+        _refuse(content is not None, f"{path} has both parts and {content}, the short form of one part", f"{path}.parts")
+        _refuse(bool(known), f"{path}.entities are for an item with text, not with parts", f"{path}.entities")
+        return _check_parts(item.parts, path, card, files)
+    if content is None:
+        raise InvalidInput(f"{path} must have text or an image", field=path)
+    if content == "image":
+        return 0, _check_picture(item.image, f"{path}.image", card)
+    text = item.text
+    _check_text_of(text, f"{path}.text", card)
+    _check_given(known, len(text), f"{path}.entities")
+    return pb.Item(text=text).ByteSize() if known else item.ByteSize(), NO_PICTURES
+
+
+def _check_parts(parts: Sequence[pb.Part], path: str, card: Card | None, files: Files) -> tuple[int, Pictures]:
+    limits.PARTS.check(len(parts), f"{path}.parts")
+    size = file_bytes = tokens = pages = 0
+    for index, part in enumerate(parts):
+        own, content = f"{path}.parts[{index}]", part.WhichOneof("content")
+        if content is None:
+            raise InvalidInput(f"{own} must have text, an image or a document", field=own)
+        if content == "text":
+            _check_text_of(part.text, f"{own}.text", card)
+            size += part.ByteSize()
+            continue
+        if content == "image":
+            shown = _check_picture(part.image, f"{own}.image", card)
+        else:
+            shown = _check_document(part.document, f"{own}.document", card, files)
+        file_bytes, tokens, pages = file_bytes + shown.bytes, tokens + shown.tokens, pages + shown.pages
+    limits.TEXT.check(size, f"{path}.parts")
+    limits.ITEM_PAGES.check(pages, f"{path}.parts")
+    return size, Pictures(file_bytes, tokens, pages)
+
+
+def _check_text_of(text: str, path: str, card: Card | None) -> None:
+    if not _takes(card, models_pb2.INPUT_KIND_TEXT):
+        raise TaskNotSupported(f"{'' if card is None else card.model} takes no texts", field=path)
+    _refuse(not text, f"{path} is empty", path)
+    limits.TEXT.check(_utf8(text), path)
+
+
+def _check_picture(image: pb.Image, path: str, card: Card | None) -> Pictures:
+    if not _takes(card, models_pb2.INPUT_KIND_IMAGE):
+        raise TaskNotSupported(f"{'' if card is None else card.model} takes no pictures", field=path)
+    data = image.data
+    _refuse(not data, f"{path}.data is empty", f"{path}.data")
+    limits.IMAGE.check(len(data), f"{path}.data")
+    size = pictures.size_of(data)
+    if size is not None:
+        limits.IMAGE_PIXELS.check(size.height * size.width, f"{path}.data")
+    images = card.images if card is not None and card.HasField("images") else None
+    return Pictures(len(data), pictures.tokens_of(size, images))
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Files that the items of one request share, and those that an item has named so far, by index."""
+
+    files: Sequence[bytes]
+    named: set[int]
+
+    def read(self, field: str, items: Iterable[Pictures]) -> Pictures:
+        """Once all items were checked: what each job brings beside its items.
+
+        Raises InvalidInput for a file that no item names, and for too many pages.
+        """
+        limits.REQUEST_PAGES.check(sum(item.pages for item in items), field)
+        unused = next((index for index in range(len(self.files)) if index not in self.named), None)
+        if unused is not None:
+            raise InvalidInput(f"files[{unused}] is of no item", field=f"files[{unused}]")
+        return Pictures(sum(map(len, self.files)), 0) if self.files else NO_PICTURES
+
+
+def _check_files(files: Sequence[bytes]) -> Files:
+    limits.FILES.check(len(files), "files")
+    for index, data in enumerate(files):
+        limits.FILE.check(len(data), f"files[{index}]")
+        _refuse(_PDF not in data[:_PDF_WITHIN], f"files[{index}] is no PDF", f"files[{index}]")
+    return Files(files, set())
+
+
+def _check_document(document: pb.Document, path: str, card: Card | None, files: Files) -> Pictures:
+    """Its price is that of the pages that are asked for, each as the largest picture that the model takes: how many there are, and
+    how large, only a parser knows, and routers have none."""
+    if not _takes(card, models_pb2.INPUT_KIND_DOCUMENT):
+        raise TaskNotSupported(f"{'' if card is None else card.model} takes no documents", field=path)
+    source = document.WhichOneof("source")
+    if source is None:
+        raise InvalidInput(f"{path} must have data, or the number of a file", field=path)
+    if source == "file":
+        message = f"{path}.file is {document.file}; the request has {len(files.files)} files"
+        _refuse(document.file >= len(files.files), message, f"{path}.file")
+        files.named.add(document.file)
+    else:
+        limits.DOCUMENT.check(len(document.data), f"{path}.data")
+        _refuse(_PDF not in document.data[:_PDF_WITHIN], f"{path}.data is no PDF", f"{path}.data")
+    limits.DPI.check(document.dots_per_inch, f"{path}.dots_per_inch")
+    first, last = document.first_page or 1, document.last_page
+    _refuse(0 < last < first, f"{path}.last_page is {last}, before the first page, {first}", f"{path}.last_page")
+    pages = last - first + 1 if last else limits.UNKNOWN_PAGES.most
+    limits.ITEM_PAGES.check(pages, f"{path}.last_page")
+    images = card.images if card is not None and card.HasField("images") else None
+    return Pictures(len(document.data), pages * pictures.tokens_of(None, images), pages)
+
+
+def _gives_text_layers(request: pb.ExtractRequest, card: Card) -> bool:
+    """Whether the request is for text, and a model without that task may have an answer: the text layer of pages."""
+    is_asked = request.WhichOneof("task") == "text" and request.text.text_layer != pb.TextTask.TEXT_LAYER_NEVER
+    is_written = bool(request.text.json_schema) or bool(request.text.turns)
+    return is_asked and not is_written and models_pb2.INPUT_KIND_DOCUMENT in card.inputs
+
+
+def _layers_alone(item: Pictures) -> Pictures:
+    """The price of an item whose pages no model reads."""
+    return Pictures(item.bytes, item.pages * TEXT_LAYER_TOKENS, item.pages)
+
+
+def _check_given(entities: Sequence[pb.Entity], characters: int, field: str) -> None:
+    """Checks the entities given with a text of so many characters. Raises InvalidInput."""
+    limits.ENTITIES.check(len(entities), field)
+    for index, entity in enumerate(entities):
+        path, place = f"{field}[{index}]", f"{entity.start}..{entity.end}"
+        outside = not entity.start < entity.end <= characters
+        _refuse(outside, f"{path} is at {place}, which is no part of the text's 0..{characters}", path)
+        limits.ENTITY.check(entity.end - entity.start, path)
+        limits.ENTITY.check(len(entity.text), f"{path}.text")
+        limits.ENTITY_LABEL.check(len(entity.label), f"{path}.label")
+
+
+def _check_task(card: Card, task: int, field: str) -> None:
+    if task in card.tasks:
+        return
+    able = ", ".join(_task_name(known) for known in card.tasks) or "nothing"
+    raise TaskNotSupported(f"{card.model} has no task {_task_name(task)}; it has: {able}", field=field)
+
+
+def _task_name(task: int) -> str:
+    if task not in Task.values():
+        return f"task {task}"
+    return Task.Name(models_pb2.Task.ValueType(task)).removeprefix("TASK_").lower()
+
+
+def _check_forms(request: pb.EncodeRequest, card: Card | None) -> None:
+    """Representations, data type and dimensions, as far as they depend on each other and on the model."""
+    forms = list(request.representations)
+    if card is not None:
+        for index, form in enumerate(forms):
+            if form not in card.representations:
+                able = ", ".join(_form_name(known) for known in card.representations)
+                field = f"representations[{index}]"
+                raise TaskNotSupported(f"{card.model} has no {_form_name(form)} form; it has: {able}", field=field)
+        _check_dimensions(request.dimensions, card)
+    default = [pb.REPRESENTATION_DENSE] if card is None else list(card.representations)[:1]
+    asked = set(forms or default)
+    quantised = request.data_type in {tensor_pb2.DATA_TYPE_UINT8, tensor_pb2.DATA_TYPE_BINARY}
+    _refuse(quantised and not asked <= {pb.REPRESENTATION_DENSE}, "UINT8 and BINARY are for dense vectors only", "data_type")
+    limits.POOLING.check(request.pooling_factor, "pooling_factor")
+    is_known, multi = bool(forms) or card is not None, pb.REPRESENTATION_MULTI_VECTOR in asked
+    message = "only multi-vectors are pooled, and none is asked for: leave it 0"
+    _refuse(request.pooling_factor > 1 and is_known and not multi, message, "pooling_factor")
+    is_int8, sparse = request.data_type == tensor_pb2.DATA_TYPE_INT8, pb.REPRESENTATION_SPARSE in asked
+    _refuse(is_int8 and sparse, "INT8 is for dense vectors and multi-vectors only", "data_type")
+
+
+def _check_dimensions(dimensions: int, card: Card) -> None:
+    _refuse(dimensions > 0 and not card.dimensions, f"{card.model} has no dense vectors to shorten", "dimensions")
+    message = f"dimensions is {dimensions}; {card.model} has {card.dimensions}"
+    _refuse(dimensions > card.dimensions, message, "dimensions")
+
+
+def _form_name(form: int) -> str:
+    if form not in pb.Representation.values():
+        return f"form {form}"
+    return pb.Representation.Name(pb.Representation.ValueType(form)).removeprefix("REPRESENTATION_").lower()
+
+
+def _check_entities(task: pb.EntitiesTask, card: Card | None) -> Sequence[str]:
+    _check_enum(task.aggregation, pb.Aggregation, "entities.aggregation")
+    _check_threshold(task, "entities", 0.0)
+    return _check_labels(task.labels, "entities.labels", card)
+
+
+def _check_relations(request: pb.ExtractRequest, card: Card | None) -> Sequence[str]:
+    task = request.relations
+    _check_threshold(task, "relations", 0.0)
+    labels = _check_labels(task.labels, "relations.labels", None, required=True)
+    kinds = _check_labels(task.entity_labels, "relations.entity_labels", None)
+    given = any(item.entities for item in request.items)
+    if card is not None and card.given_entities:
+        _refuse(not given, f"{card.model} relates entities that it is given, and no item has any", "items[0].entities")
+    message = "between what? Name relations.entity_labels, or for a model that is given the entities, items[i].entities"
+    _refuse(not given and not kinds, message, "relations.entity_labels")
+    return [*labels, *kinds]
+
+
+def _check_classify(task: pb.ClassifyTask, card: Card | None) -> Sequence[str]:
+    embeds = card is None or models_pb2.TASK_ENCODE in card.tasks
+    _check_threshold(task, "classify", -1.0 if embeds else 0.0)
+    no_place = bool(task.hypothesis) and "{}" not in task.hypothesis
+    _refuse(no_place, "classify.hypothesis must hold {} where the label goes", "classify.hypothesis")
+    limits.HYPOTHESIS.check(len(task.hypothesis), "classify.hypothesis")
+    limits.PLACES.check(task.hypothesis.count("{}"), "classify.hypothesis")
+    return _check_labels(task.labels, "classify.labels", card)
+
+
+def _check_text(task: pb.TextTask) -> None:
+    _check_enum(task.kind, pb.TextTask.Kind, "text.kind")
+    _check_enum(task.text_layer, pb.TextTask.TextLayer, "text.text_layer")
+    _refuse(task.max_tokens > 4096, f"text.max_tokens is {task.max_tokens}; at most 4096 are allowed", "text.max_tokens")
+    limits.INSTRUCTION.check(len(task.instruction), "text.instruction")
+    limits.JSON_SCHEMA.check(_utf8(task.json_schema), "text.json_schema")
+    layers_alone = bool(task.json_schema) and task.text_layer == pb.TextTask.TEXT_LAYER_ONLY
+    _refuse(layers_alone, "a text layer is no JSON of a schema: let the model read the pages", "text.text_layer")
+    _check_turns(task)
+    _check_template_values(task.template_values)
+    edges = (task.region.left, task.region.top, task.region.right, task.region.bottom)
+    is_box = all(map(math.isfinite, edges)) and 0 <= edges[0] < edges[2] and 0 <= edges[1] < edges[3]
+    _refuse(task.HasField("region") and not is_box, "text.region needs 0 <= left < right and 0 <= top < bottom", "text.region")
+
+
+def _check_turns(task: pb.TextTask) -> None:
+    if not task.turns:
+        return
+    limits.TURNS.check(len(task.turns), "text.turns")
+    layers_alone = task.text_layer == pb.TextTask.TEXT_LAYER_ONLY
+    _refuse(layers_alone, "a text layer is no answer in a conversation: let the model read the pages", "text.text_layer")
+    characters = 0
+    for index, turn in enumerate(task.turns):
+        path = f"text.turns[{index}]"
+        _check_enum(turn.role, pb.Turn.Role, f"{path}.role")
+        _refuse(turn.role == pb.Turn.ROLE_UNSPECIFIED, f"{path}.role must be ROLE_USER or ROLE_ASSISTANT", f"{path}.role")
+        characters += len(turn.text)
+        _refuse(not turn.text.strip(), f"{path}.text is empty", f"{path}.text")
+    limits.TURNS_TEXT.check(characters, "text.turns")
+
+
+def _check_template_values(text: str) -> None:
+    field = "text.template_values"
+    limits.TEMPLATE_VALUES.check(_utf8(text), field)
+    if not text:
+        return
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = None
+    is_flat = isinstance(values, dict) and not any(isinstance(value, dict | list) for value in values.values())
+    _refuse(not is_flat, f"{field} must be a JSON object of texts, numbers, booleans or null", field)
+
+
+def _check_labels(labels: Sequence[str], field: str, card: Card | None, *, required: bool = False) -> Sequence[str]:
+    needed = required or (card is not None and not card.labels)
+    _refuse(needed and not labels, f"{field} is empty: name 1..{limits.LABELS.most} labels", field)
+    limits.LABELS.check(len(labels), field)
+    fixed = frozenset(card.labels) if card is not None and not card.open_labels else frozenset()
+    for index, label in enumerate(labels):
+        path = f"{field}[{index}]"
+        _refuse(not label, f"{path} is empty", path)
+        limits.LABEL.check(len(label), path)
+        if fixed and label not in fixed:
+            raise InvalidInput(f"{path} is none of the model's labels: {', '.join(sorted(fixed)[:32])}", field=path)
+    return labels
+
+
+def _check_threshold(task: pb.EntitiesTask | pb.ClassifyTask | pb.RelationsTask | pb.RegionsTask, name: str, lowest: float) -> None:
+    if not task.HasField("threshold"):
+        return
+    value, field = task.threshold, f"{name}.threshold"
+    _refuse(math.isnan(value) or not lowest <= value <= 1.0, f"{field} is {value:g}; it must be in {lowest:g}..1", field)
+
+
+def _utf8(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _refuse(wrong: bool, message: str, field: str) -> None:
+    if wrong:
+        raise InvalidInput(message, field=field)

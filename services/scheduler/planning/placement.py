@@ -1,0 +1,527 @@
+"""The plan: which worker should load which model, and which copies to evict. Pure: no clock, no Redis.
+
+`control.py` makes a plan from every look at the mesh and sends its orders. The rules (docs/placement.md):
+
+- A model with work and no copy is loaded, the one with most waiting work first; before them models whose only workers are
+leaving. - A model gets another copy if that would start before its present copies finish their work; copies at most double with
+each plan. - It goes to the worker with the best score: affinity, less the busy share of the worker's time and the cost of
+evictions there. - The worker chooses the victims when it loads; the plan predicts them by the same rules (libs/eviction). It
+orders evictions only of surplus copies, and only where their memory is needed, so that it converges under a constant load.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from shoal.v1 import models_pb2
+
+from libs.eviction import DEFAULT, POLICIES, Candidate, Challenger, Policy, choose_victims
+from libs.fleet import COMING, FleetSnapshot, WorkerModelRecord, WorkerRecord
+from libs.fleet.affinity import AFFINITY, HORIZON_SECONDS
+from libs.fleet.claims import BYTES_PER_SECOND, START_SECONDS, UNKNOWN_LOAD_SECONDS
+from libs.queue import LaneGauges, LaneKey
+from services.scheduler.planning.room import BUSY_COST, IDLE_COST, LOADS_AT_ONCE, Floats, Room
+
+UTILIZATION: Final = 0.7
+"""The target utilisation of a copy: a model needs its offered load divided by this, in copies."""
+KEPT_SECONDS: Final = 60.0
+LOADS_KEPT: Final = 10.0
+"""A loaded copy stays for so long, and so many times its load time, before a plan evicts it, or expects its eviction for anything
+but waiting work."""
+SURPLUS_IDLE_SECONDS: Final = 180.0
+"""A surplus copy may be evicted after so long without use."""
+RECENT_SECONDS: Final = 600.0
+"""A model used within this time moves when its only worker is preempted, if another one has free memory."""
+HEARTBEATS_MS: Final = 6_000
+"""Three heartbeats: after so long, an order without visible effect is no longer counted on, nor a silent worker."""
+USUAL_TOKENS_PER_SECOND: Final = 5_000.0
+"""The assumed speed of a model in a pool without any measured speed."""
+
+_TRIED: Final = 16
+"""The most candidate workers per model that are checked for victims one by one."""
+RESIDENT: Final = models_pb2.MODEL_STATE_RESIDENT
+
+Site = tuple[str, str]
+"""A pool and a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An order to a worker. `known`: workers that hold the model or will, whose claims on its lane do not prevent the load."""
+
+    kind: Literal["load", "evict"]
+    model: str
+    pool: str
+    worker_id: str
+    epoch: str
+    known: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SentOrder:
+    """An order, the plan that it was part of, and when it was sent (Unix time by Redis' clock)."""
+
+    order: Order
+    plan: int
+    sent_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInput:
+    """All inputs of a plan.
+
+    rates: arrivals in tokens a second, by lane. waiting_since_ms: since when a model's work has been seen waiting, Unix time by
+    Redis' clock, as is `fleet.now_ms`, the time of the plan. sent: recent orders, which heartbeats may not show yet. draw: breaks
+    ties between equally good workers.
+    """
+
+    fleet: FleetSnapshot
+    gauges: Mapping[LaneKey, LaneGauges]
+    rates: Mapping[LaneKey, float] = field(default_factory=dict)
+    waiting_since_ms: Mapping[Site, int] = field(default_factory=dict)
+    sent: Sequence[SentOrder] = ()
+    draw: int = 0
+    policy: Policy = POLICIES[DEFAULT]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Orders, evictions before the load that needs them, and notes: why models are moved or held back.
+
+    is_waiting: a model would be loaded now if fewer loads were in progress.
+    """
+
+    orders: tuple[Order, ...]
+    notes: Mapping[str, str]
+    is_waiting: bool
+
+
+def plan(state: PlanInput) -> Plan:
+    """The plan for this state. Deterministic: the same input gives the same plan."""
+    return _Planner(state).plan()
+
+
+@dataclass(slots=True)
+class _Demand:
+    """The demand for a model in a pool: tokens in all its lanes, and arrivals in tokens a second."""
+
+    queued: int = 0
+    leased: int = 0
+    rate: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return self.queued + self.leased
+
+
+@dataclass(slots=True)
+class _Site:
+    """A model in a pool, updated as the plan is made: the workers that hold it, by id, and those that will.
+
+    rows: the rows of `resident`, before the plan. near: affinities of workers that have it in host memory. going: copies on workers
+    that are about to leave.
+    """
+
+    resident: dict[str, WorkerModelRecord] = field(default_factory=dict)
+    rows: list[int] = field(default_factory=list)
+    coming: list[str] = field(default_factory=list)
+    near: dict[str, float] = field(default_factory=dict)
+    going: dict[str, WorkerModelRecord] = field(default_factory=dict)
+
+    @property
+    def copies(self) -> int:
+        return len(self.resident) + len(self.coming)
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        return tuple(sorted((*self.resident, *self.coming)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Estimate:
+    """Estimates of a model in a pool, before the plan: bytes (1: unknown), load time in seconds, speed of one copy in tokens a
+    second (0: not measured), and for how many seconds its copies have work."""
+
+    size: int
+    load_seconds: float
+    speed: float
+    waiting_seconds: float
+
+
+class _Planner:
+    """One plan in the making."""
+
+    def __init__(self, state: PlanInput) -> None:
+        self._state = state
+        self._fleet = state.fleet
+        self._orders: list[Order] = []
+        self._notes: dict[str, str] = {}
+        self._is_waiting = False
+        self._demands = _demands(state)
+        self._estimates: dict[Site, _Estimate] = {}
+        self._evicted = {(sent.order.worker_id, sent.order.model) for sent in self._pending("evict")}
+        self._rooms = _make_rooms(state.fleet)
+        self._sites = self._find_sites()
+        self._usual_speeds: dict[str, float] = {}
+        self._count_loads()
+        self._count_work()
+
+    def plan(self) -> Plan:
+        ranked = sorted(self._demands, key=lambda at: (-self._value(at), at))
+        served = [at for at in ranked if self._sites[at].copies]
+        others = [at for at in ranked if not self._sites[at].copies]
+        for at in others:
+            if self._sites[at].going:
+                self._place(at, "its only workers are about to leave")
+        for at in others:
+            if self._demands[at].queued and not self._sites[at].going:
+                self._place(at, f"{self._demands[at].queued:,} tokens wait and no worker has it")
+        for at in served:
+            self._multiply(at)
+        self._move_recent()
+        return Plan(tuple(self._orders), self._notes, self._is_waiting)
+
+    # The state before the plan
+
+    def _find_sites(self) -> dict[Site, _Site]:
+        """The copies of every model in every pool. Also sums in `_rooms` the bytes that may be evicted."""
+        by_pool: dict[str, dict[str, _Site]] = defaultdict(lambda: defaultdict(_Site))
+        working: dict[str, set[str]] = defaultdict(set)
+        for (pool, model), demand in self._demands.items():
+            if demand.tokens:
+                working[pool].add(model)
+        for worker in self._fleet.workers.values():
+            sites = by_pool[worker.pool]
+            if _is_going(worker, self._fleet.now_ms):
+                for record in worker.held:
+                    if record.state == RESIDENT and not record.leaving:
+                        sites[record.model].going[worker.worker_id] = record
+            else:
+                self._look_at(worker, sites, working[worker.pool])
+        found = {(pool, model): site for pool, sites in by_pool.items() for model, site in sites.items()}
+        return defaultdict(_Site, found)
+
+    def _look_at(self, worker: WorkerRecord, sites: dict[str, _Site], working: set[str]) -> None:
+        """Reads one worker's copies. The plan's one loop over all copies in the mesh, so kept fast: a million lines a second."""
+        room, worker_id = self._rooms[worker.pool], worker.worker_id
+        row, leaving, movable, idle, old = room.rows[worker_id], 0, 0, 0, 0
+        evicted = {model for holder, model in self._evicted if holder == worker_id} if self._evicted else ()
+        for record in worker.held:
+            model = record.model
+            site = sites[model]
+            if record.state == RESIDENT:
+                size = record.bytes
+                if record.leaving or model in evicted:
+                    leaving += size
+                    continue
+                site.resident[worker_id] = record
+                site.rows.append(row)
+                if not record.pinned:
+                    movable += size
+                    if not record.held_jobs and model not in working:
+                        idle += size
+                        if record.resident_seconds >= KEPT_SECONDS and _is_old(record):
+                            old += size
+            elif record.state in COMING:
+                site.coming.append(worker_id)
+            else:
+                site.near[worker_id] = AFFINITY[record.state]
+        room.free[row] += leaving
+        room.movable[row], room.idle[row], room.old[row] = movable, idle, old
+
+    def _pending(self, kind: Literal["load", "evict"]) -> list[SentOrder]:
+        """Sent orders whose effect heartbeats do not show yet."""
+        found = []
+        for sent in self._state.sent:
+            order = sent.order
+            worker = self._fleet.workers.get(order.worker_id)
+            is_late = self._fleet.now_ms - sent.sent_ms >= HEARTBEATS_MS
+            if order.kind != kind or worker is None or worker.epoch != order.epoch or is_late:
+                continue
+            is_obeyed = worker.plan >= sent.plan and worker.heartbeat_ms > sent.sent_ms
+            is_there = worker.state(order.model) in (*COMING, RESIDENT)
+            if not is_obeyed and is_there == (kind == "evict"):
+                found.append(sent)
+        return found
+
+    def _count_loads(self) -> None:
+        """Reserves memory and time for loads in progress or ordered."""
+        for (pool, model), site in self._sites.items():
+            for worker_id in site.coming:
+                room = self._rooms[pool]
+                row = room.rows[worker_id]
+                record = room.workers[row].models[model]
+                # The worker counts a load's bytes as used as soon as it knows them.
+                known = self._of((pool, model))
+                room.expect(row, 0 if record.bytes else known.size, known.load_seconds)
+        for sent in self._pending("load"):
+            at, worker_id = (sent.order.pool, sent.order.model), sent.order.worker_id
+            if at[0] in self._rooms and worker_id in self._rooms[at[0]].rows:
+                self._sites[at].coming.append(worker_id)
+                self._rooms[at[0]].expect(self._rooms[at[0]].rows[worker_id], self._of(at).size, self._of(at).load_seconds)
+
+    def _count_work(self) -> None:
+        """Adds the time that workers need for waiting and expected work."""
+        for at, demand in self._demands.items():
+            site = self._sites[at]
+            if site.resident:
+                tokens = demand.tokens + demand.rate * HORIZON_SECONDS
+                seconds = tokens / (self._of(at).speed or self._usual_speed(at)) / len(site.resident)
+                self._rooms[at[0]].seconds[site.rows] += seconds
+
+    # Estimates of a model
+
+    def _of(self, at: Site) -> _Estimate:
+        found = self._estimates.get(at)
+        if found is None:
+            found = self._estimates[at] = self._estimate(at)
+        return found
+
+    def _estimate(self, at: Site) -> _Estimate:
+        site = self._sites[at]
+        held = [*site.resident.values(), *site.going.values()]
+        size = max([record.bytes for record in held], default=0) or self._stored_bytes(at)
+        load_seconds = max([record.load_seconds for record in held], default=0.0)
+        if not load_seconds:
+            load_seconds = START_SECONDS + size / BYTES_PER_SECOND if size else UNKNOWN_LOAD_SECONDS
+        measured = [record.tokens_per_second for record in held if record.tokens_per_second > 0]
+        speed = sum(measured) / len(measured) if measured else 0.0
+        demand = self._demands.get(at)
+        waiting = (demand.tokens if demand is not None else 0) / (speed or self._usual_speed(at)) / max(1, site.copies)
+        return _Estimate(size or 1, load_seconds, speed, waiting)
+
+    def _stored_bytes(self, at: Site) -> int:
+        """The model's bytes by its card, or by a worker that has it on disk; 0: unknown."""
+        pool, model = at
+        card = self._fleet.card(model)
+        if card is not None and card.bytes:
+            return card.bytes
+        workers = self._rooms[pool].workers if pool in self._rooms else []
+        records = (worker.models[model] for worker in workers if model in worker.models)
+        return next((record.bytes for record in records if record.bytes), 0)
+
+    def _usual_speed(self, at: Site) -> float:
+        """The average speed of the pool's models, assumed for one that was not measured."""
+        speed = self._usual_speeds.get(at[0])
+        if speed is None:
+            records = [record for (pool, _), site in self._sites.items() if pool == at[0] for record in site.resident.values()]
+            found = [record.tokens_per_second for record in records if record.tokens_per_second > 0]
+            speed = self._usual_speeds[at[0]] = sum(found) / len(found) if found else USUAL_TOKENS_PER_SECOND
+        return speed
+
+    def _value(self, at: Site) -> float:
+        """The model's priority: seconds of waiting and expected work, plus seconds for which work has been waiting."""
+        demand = self._demands[at]
+        tokens = demand.queued + demand.rate * HORIZON_SECONDS
+        return tokens / (self._of(at).speed or self._usual_speed(at)) + self._waited_seconds(at)
+
+    def _waited_seconds(self, at: Site) -> float:
+        return max(0, self._fleet.now_ms - self._state.waiting_since_ms.get(at, self._fleet.now_ms)) / 1000
+
+    # Decisions
+
+    def _place(self, at: Site, why: str) -> None:
+        """Loads the model's first copy: for it, any eviction that the rules allow may be expected."""
+        pool, model = at
+        room = self._rooms.get(pool)
+        if room is None:
+            self._notes[model] = f"held back: pool {pool} has no worker that takes models"
+            return
+        if model in self._fleet.failures and (verdict := self._fleet.verdict(model, pool)) is not None:
+            self._notes[model] = f"given up in pool {pool}: {verdict.message or verdict.reason}"
+            return
+        waiting = max(self._of(at).waiting_seconds, self._waited_seconds(at), 1e-3)
+        challenger = Challenger(model, self._of(at).size, waiting)
+        if not self._load(at, room, challenger, [(room.movable, BUSY_COST), (room.idle, IDLE_COST)], why):
+            self._hold_back(at, room)
+
+    def _multiply(self, at: Site) -> None:
+        """Loads more copies while the present ones would need longer for their work than a load takes."""
+        pool, model = at
+        room, demand, known, copies = self._rooms.get(pool), self._demands[at], self._of(at), self._sites[at].copies
+        if room is None or not known.speed or not demand.queued:
+            return
+        for number in range(copies, 2 * copies):
+            wait = demand.tokens / known.speed / number
+            if wait <= known.load_seconds:
+                return
+            copy = "copy" if number == 1 else "copies"
+            why = f"its {number} {copy} would need {wait:.1f} s for what waits, a load takes {known.load_seconds:.1f} s"
+            # Idle models yield only as to a model without waiting work: its present copies serve it.
+            challenger = Challenger(model, known.size)
+            if not self._load(at, room, challenger, [(room.old, IDLE_COST)], why, wait - known.load_seconds):
+                return
+
+    def _move_recent(self) -> None:
+        """Moves recently used models whose only workers will be preempted, as far as others have free memory."""
+        for at, site in list(self._sites.items()):
+            room = self._rooms.get(at[0])
+            if room is None or not site.going or site.copies or at in self._demands:
+                continue
+            noticed = [one for id_, one in site.going.items() if self._fleet.workers[id_].preempted_in_seconds is not None]
+            if any(record.idle_seconds <= RECENT_SECONDS for record in noticed):
+                self._load(at, room, Challenger(at[1], self._of(at).size), [], "its only workers will be taken away")
+
+    def _load(
+        self,
+        at: Site,
+        room: Room,
+        challenger: Challenger,
+        evictable: Sequence[tuple[Floats, float]],
+        why: str,
+        within_seconds: float = math.inf,
+    ) -> bool:
+        """Orders one more copy, if a worker has memory for it or can free enough. False: none can now."""
+        pool, model = at
+        site = self._sites[at]
+        if room.is_closed:
+            return False
+        rows = room.best(
+            model,
+            challenger.bytes,
+            near={room.rows[worker_id]: near for worker_id, near in site.near.items()},
+            banned=self._banned(at, room),
+            evictable=evictable,
+            draw=self._state.draw,
+            within_seconds=within_seconds,
+        )
+        for row in rows[:_TRIED]:
+            victims = self._victims(room, row, challenger)
+            if victims is None:
+                continue
+            worker = room.workers[row]
+            for victim in victims:
+                self._give_up(room, row, victim)
+            self._orders.append(Order("load", model, pool, worker.worker_id, worker.epoch, site.known))
+            self._notes[model] = f"loads on {worker.worker_id}: {why}"
+            room.expect(row, challenger.bytes, self._of(at).load_seconds)
+            site.coming.append(worker.worker_id)
+            return True
+        return False
+
+    def _banned(self, at: Site, room: Room) -> set[int]:
+        """Rows of workers that hold the model already, or will, or recently evicted it or failed to load it, or lack its files."""
+        excluded = [*self._sites[at].known, *self._fleet.failures.get(at[1], ())]
+        excluded += [worker_id for worker_id, model in self._evicted if model == at[1]]
+        return {room.rows[worker_id] for worker_id in excluded if worker_id in room.rows} | self._without_files(at, room)
+
+    def _without_files(self, at: Site, room: Room) -> set[int]:
+        """Rows of workers that can load only what they have on disk, and lack the model, while another worker has it.
+
+        Where nobody who has it can load it, they are asked all the same, so that callers hear the reason instead of waiting."""
+        if not room.local:
+            return set()
+        model, failed = at[1], self._fleet.failures.get(at[1], {})
+        if not any(model in worker.models and worker.worker_id not in failed for worker in room.workers):
+            return set()
+        return {row for row in room.local if model not in room.workers[row].models}
+
+    def _victims(self, room: Room, row: int, challenger: Challenger) -> list[WorkerModelRecord] | None:
+        """The expected victims: only surplus copies if they suffice. None: the rules do not allow evicting enough now."""
+        needed = challenger.bytes - int(room.free[row])
+        if needed <= 0:
+            return []
+        worker = room.workers[row]
+        held = {
+            record.model: record
+            for record in worker.held
+            if worker.worker_id in self._sites[worker.pool, record.model].resident
+            and (challenger.waiting_seconds > 0 or _is_old(record))
+        }
+        surplus = {model: record for model, record in held.items() if self._is_surplus((worker.pool, model), record)}
+        for group in (surplus, held):
+            candidates = [self._candidate((worker.pool, model), record) for model, record in group.items()]
+            chosen = choose_victims(candidates, needed, self._state.policy, challenger)
+            if chosen is not None:
+                return [group[one.name] for one in chosen]
+        return None
+
+    def _candidate(self, at: Site, record: WorkerModelRecord) -> Candidate:
+        return Candidate(
+            name=record.model,
+            bytes=record.bytes,
+            load_seconds=record.load_seconds,
+            idle_seconds=record.idle_seconds,
+            pinned=record.pinned,
+            leaving=record.leaving,
+            is_busy=record.held_jobs > 0,
+            waiting_seconds=self._of(at).waiting_seconds,
+            resident_seconds=record.resident_seconds,
+            is_last_copy=len(self._sites[at].resident) <= 1,
+        )
+
+    def _is_surplus(self, at: Site, record: WorkerModelRecord) -> bool:
+        """Whether the model has more copies than its arrivals need, and this one was unused for long."""
+        if record.pinned or record.held_jobs or record.idle_seconds < SURPLUS_IDLE_SECONDS or not _is_old(record):
+            return False
+        known, demand = self._of(at), self._demands.get(at)
+        busy = demand.rate / (known.speed or self._usual_speed(at)) if demand is not None else 0.0
+        return known.waiting_seconds <= 0 and len(self._sites[at].resident) > max(1, math.ceil(busy / UTILIZATION))
+
+    def _give_up(self, room: Room, row: int, record: WorkerModelRecord) -> None:
+        """Counts a victim's memory as free; orders the eviction of a surplus copy."""
+        worker = room.workers[row]
+        at = worker.pool, record.model
+        if self._is_surplus(at, record):
+            self._orders.append(Order("evict", record.model, worker.pool, worker.worker_id, worker.epoch))
+            self._notes[record.model] = f"leaves {worker.worker_id}: a copy too many, idle for {record.idle_seconds:.0f} s"
+        del self._sites[at].resident[worker.worker_id]
+        room.free[row] += record.bytes
+        room.movable[row] -= record.bytes
+        if not record.held_jobs and self._of(at).waiting_seconds <= 0:
+            room.idle[row] -= record.bytes
+            room.old[row] -= record.bytes if _is_old(record) else 0
+
+    def _hold_back(self, at: Site, room: Room) -> None:
+        pool, model = at
+        if room.is_closed:
+            self._is_waiting = True
+            self._notes[model] = f"held back: every worker of pool {pool} has {LOADS_AT_ONCE} loads under way"
+            return
+        size = self._of(at).size
+        most = room.free + room.movable
+        most[list(self._banned(at, room))] = -math.inf
+        could = most >= size
+        if not any(most > -math.inf):
+            note = f"every worker of pool {pool} failed to load it lately"
+        elif could.any():
+            self._is_waiting = self._is_waiting or bool((room.loads[could] > 0).any())
+            note = "loads are under way, or what is resident has more work waiting"
+        else:
+            note = f"it needs {size:,} bytes, and no worker of pool {pool} could free more than {int(most.max()):,}"
+        self._notes[model] = f"held back: {note}"
+
+
+def _make_rooms(fleet: FleetSnapshot) -> dict[str, Room]:
+    """The rooms of all pools, with the workers that may be given models."""
+    pools: dict[str, list[WorkerRecord]] = defaultdict(list)
+    for worker in fleet.workers.values():
+        if not _is_going(worker, fleet.now_ms):
+            pools[worker.pool].append(worker)
+    return {pool: Room(workers) for pool, workers in pools.items()}
+
+
+def _is_going(worker: WorkerRecord, now_ms: int) -> bool:
+    """Whether the worker drains, will be preempted, or seems to be dead."""
+    return worker.is_going or now_ms - worker.heartbeat_ms >= HEARTBEATS_MS
+
+
+def _is_old(record: WorkerModelRecord) -> bool:
+    return record.resident_seconds >= max(KEPT_SECONDS, LOADS_KEPT * record.load_seconds)
+
+
+def _demands(state: PlanInput) -> dict[Site, _Demand]:
+    """The demands of all lanes with work or arrivals; lanes of adapters count for their model."""
+    demands: dict[Site, _Demand] = defaultdict(_Demand)
+    for lane, gauge in state.gauges.items():
+        rate = state.rates.get(lane, 0.0)
+        if gauge.queued_tokens or gauge.leased_tokens or rate * HORIZON_SECONDS >= 1:
+            demand = demands[lane.pool, lane.model]
+            demand.queued += gauge.queued_tokens
+            demand.leased += gauge.leased_tokens
+            demand.rate += rate
+    return demands

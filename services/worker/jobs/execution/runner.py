@@ -1,0 +1,365 @@
+"""The one device thread: takes a batch when the device is free, runs it, hands finished jobs on.
+
+On the request path, between `intake.py`, which adds prepared jobs, and `finisher.py`, which gets the finished ones. Prepared
+sequences wait in the batcher's `WaitingRoom`; the device thread itself cuts the next batch the moment it is free, so that sequences
+that arrived during the last forward pass are in it and no event-loop turn stands between two batches.
+
+A forward pass cannot be cancelled, but on a CPU it can be preempted between two layers by the batch of a less-served caller. That
+caller then waits for one layer of another caller's batch instead of the whole batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import Final, Protocol, runtime_checkable
+
+from libs.errors import DeadlinePassed, OutOfMemory, ShoalError
+from libs.models import Between, EncodeWork, InputSequence, Prepared, ScoreWork, Unfinished, nothing_between
+from libs.telemetry import metrics
+from libs.telemetry.logs import Value, fields
+from services.worker.jobs import spans
+from services.worker.jobs.execution.device_time import DeviceTime
+from services.worker.jobs.execution.ladder import Caps, Climbed, Ladder, Outcome
+from services.worker.jobs.execution.sparing import keep, spare
+from services.worker.jobs.held import HeldJob
+from services.worker.jobs.waste import Waste
+from services.worker.scheduling.batcher import Batch, Flow, Group, Limits, Waiting, WaitingRoom
+from services.worker.scheduling.meter import Meter
+
+log = logging.getLogger(__name__)
+
+ALONE: Final = 3
+"""How many times as long a batch may take while the device is not shared. Not longer, since jobs that are cancelled meanwhile are
+computed in vain."""
+
+SLOW: Final = 2
+"""How many times as long a batch of a slow model may take, to reach EFFICIENT_TOKENS."""
+
+EFFICIENT_TOKENS: Final = 256
+"""Smaller batches lose throughput against large ones (on a CPU 20 % with 128 tokens, 10 % with 256 tokens)."""
+
+UNMEASURED: Final = 8
+"""Divisor of the token budget for a model that is not measured yet, while the device is shared: the model may be slow."""
+
+
+class Outcomes(Protocol):
+    """The device thread calls this with the outcome of each job; its methods must return at once."""
+
+    def finished(self, jobs: list[HeldJob], *, is_idle: bool) -> None:
+        """`is_idle`: no batch waits for this thread."""
+
+    def failed(self, job: HeldJob, error: ShoalError) -> None: ...
+
+    def written(self, job: HeldJob, index: int, ids: list[int]) -> None:
+        """All tokens so far of a sequence that is unfinished, of a job whose client reads along."""
+
+    def device_changed(self) -> None:
+        """A forward pass began, or the device has nothing left to do."""
+
+
+@runtime_checkable
+class KeepsSequences(Protocol):
+    """A model that keeps what it has of sequences from one forward to the next."""
+
+    def drop(self, sequences: Sequence[InputSequence]) -> None:
+        """Frees it. Called on the device thread, also between two layers of a forward for others."""
+
+
+class Runner:
+    """`add` prepared jobs from any thread; `outcomes` is called exactly once for each job, unless the job became unwanted.
+
+    `clock` is monotonic, `unix_time` is for deadlines (both seconds). `ladder` runs forward passes; if it raises, the device is
+    lost and `ended` has its error. `enter` runs first on the device thread. `waste` counts every forward pass.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        outcomes: Outcomes,
+        *,
+        clock: Callable[[], float],
+        unix_time: Callable[[], float],
+        ladder: Ladder,
+        enter: Callable[[], None],
+        waste: Waste,
+    ) -> None:
+        self.ended: Future[None] = Future()
+        self.limits = limits
+        self.device_time = DeviceTime()
+        self._outcomes = outcomes
+        self._clock = clock
+        self._unix_time = unix_time
+        self._ladder = ladder
+        self._enter = enter
+        self._waste = waste
+        # Of the device thread alone.
+        self._caps = Caps(limits.tokens)
+        self._cut_at: float | None = None  # of the batch that is to run, if this thread waited for it
+        self._overtaken_cpu = 0.0
+        self._begun: set[int] = set()  # jobs with sequences that are unfinished
+        # Mutable state, all of it guarded by the condition's lock.
+        self._condition = threading.Condition()
+        self._room = WaitingRoom()
+        self._jobs: dict[int, HeldJob] = {}
+        self._meters: dict[str, Meter] = {}
+        self._free_at = 0.0
+        self._stopping = False
+        # A daemon, because a forward pass cannot be cancelled and must not delay the end of a worker beyond its grace period.
+        self._thread = threading.Thread(target=self._main, name="device", daemon=True)
+
+    def start(self) -> None:
+        self.ended.set_running_or_notify_cancel()  # so that a waiter that is cancelled does not cancel the future itself
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Runs no further batch and reports no further outcome; `ended` resolves when the batch in progress is over."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self._room.tokens
+
+    def waiting(self) -> dict[tuple[str, str], dict[Flow, int]]:
+        """Waiting tokens of each flow, by model and adapter."""
+        with self._condition:
+            return {lane: dict(flows) for lane, flows in self._room.lanes.items()}
+
+    def batch_tokens(self, models: Iterable[str]) -> dict[str, int]:
+        """The largest batch of each model that would be run now: the token budget, or less if the model is slow."""
+        with self._condition:
+            return {model: self._most_tokens(model) for model in models}
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a forward pass is in progress."""
+        return self._free_at > 0.0
+
+    @property
+    def busy_seconds(self) -> float:
+        """A lower bound of the remaining time of the forward pass in progress; 0 if there is none, or its speed is unknown.
+
+        It is below the expected time, because a pull that is sent too late misses a whole batch.
+        """
+        return max(0.0, self._free_at - self._clock())
+
+    def add(self, jobs: Collection[HeldJob]) -> None:
+        """Queues prepared jobs for the device. Each must have at least one sequence whose output is not known."""
+        with self._condition:
+            now = self._clock()
+            for held in jobs:
+                prepared = held.ready
+                self._jobs[held.number] = held
+                self._meters[held.resident.name] = held.resident.meter
+                for head, indices in prepared.groups().items():
+                    waiting = [Waiting(held.number, index, prepared.sequences[index].tokens, now) for index in indices]
+                    self._room.add(Group(held.resident.name, head), waiting, held.flow, held.weight)
+            self._condition.notify()
+
+    def _main(self) -> None:
+        try:
+            self._enter()
+            while (batch := self._next()) is not None:
+                self._serve(batch)
+        except BaseException as error:
+            self.ended.set_exception(error)
+        else:
+            self.ended.set_result(None)
+
+    def _next(self) -> Batch | None:
+        """Waits for work and cuts the next batch; None when the runner stops."""
+        has_waited = False
+        with self._condition:
+            while not self._stopping:
+                self._drop_stale()
+                batch = self._room.take(self.limits, self._clock(), self._cap)
+                if batch is not None:
+                    now = self._clock()
+                    self._cut_at = now if has_waited else None
+                    self._free_at = now + self._least_seconds(batch)
+                    self._outcomes.device_changed()
+                    return batch
+                self._free_at = 0.0
+                self._outcomes.device_changed()
+                self._condition.wait()
+                has_waited = True
+        return None
+
+    def _overtaking(self, running: Batch) -> float:
+        """Called between two layers of the running batch: runs the batches that preempt it. Returns the seconds that they took."""
+        if not self._room.tokens:  # Read without the lock: what arrives at this moment is seen after the next layer.
+            return 0.0
+        started = self._clock()
+        batch = self._next_overtaking(running)
+        if batch is None:
+            return self._clock() - started
+        cpu_started, computed = time.thread_time(), 0.0
+        while batch is not None:
+            metrics.OVERTAKEN.inc()
+            computed += self._serve(batch, is_overtaking=True)
+            batch = self._next_overtaking(running)
+        seconds = self._clock() - started
+        self._overtaken_cpu += time.thread_time() - cpu_started
+        self.device_time.overtaken(seconds - computed)
+        return seconds
+
+    def _next_overtaking(self, running: Batch) -> Batch | None:
+        with self._condition:
+            if self._stopping or not self._room.overtakes(running, self.limits):
+                return None
+            self._drop_stale(running)
+            if not self._room.overtakes(running, self.limits):
+                return None
+            batch = self._room.take(replace(self.limits, tokens=self.limits.tokens - running.tokens), self._clock(), self._cap)
+            if batch is not None:
+                self._free_at += self._least_seconds(batch)
+                self._outcomes.device_changed()
+        return batch
+
+    def _least_seconds(self, batch: Batch) -> float:
+        return self._jobs[batch.chosen[0].job].resident.meter.least_seconds(batch.tokens)
+
+    def _cap(self, group: Group) -> int:
+        # The time of a forward that writes hardly depends on how many sequences it is for.
+        return self._caps.of(group) if group.is_continuous else min(self._caps.of(group), self._most_tokens(group.model))
+
+    def _most_tokens(self, model: str) -> int:
+        """The largest batch of the model within the time that a batch may take."""
+        is_shared = self._room.is_shared(model)
+        meter, seconds = self._meters.get(model), self.limits.seconds
+        if meter is None or not meter.tokens_per_second:
+            most = self.limits.tokens // UNMEASURED if is_shared else self.limits.tokens
+        elif is_shared:
+            most = max(meter.most_tokens(seconds), min(meter.most_tokens(SLOW * seconds), EFFICIENT_TOKENS))
+        else:
+            most = meter.most_tokens(ALONE * seconds)
+        return max(1, min(most, self.limits.tokens))
+
+    def _drop_stale(self, running: Batch | None = None) -> None:
+        """Drops cancelled and expired jobs before a forward pass, except those in the running batch."""
+        now = self._unix_time()
+        kept = set() if running is None else {one.job for one in running.chosen}
+        jobs = [held for number, held in self._jobs.items() if number not in kept]
+        expired = [held for held in jobs if held.deadline_unix <= now and not held.unwanted]
+        unwanted = [held for held in jobs if held.unwanted]
+        self._forget([*expired, *unwanted])
+        for held in expired:
+            self._waste.dropped(held)
+            self._outcomes.failed(held, DeadlinePassed("the deadline passed while the job waited for the device"))
+
+    def _forget(self, jobs: Collection[HeldJob]) -> None:
+        if jobs:
+            self._room.remove({held.number for held in jobs})
+            for held in jobs:
+                del self._jobs[held.number]
+                model = held.resident.model
+                if held.number in self._begun and isinstance(model, KeepsSequences):
+                    model.drop(held.ready.sequences)
+                self._begun.discard(held.number)
+
+    def _serve(self, batch: Batch, *, is_overtaking: bool = False) -> float:
+        """Returns the seconds of the batch's own forward pass."""
+        overtaken = 0.0
+
+        def between() -> None:
+            nonlocal overtaken
+            overtaken += self._overtaking(batch)
+
+        called: Between = nothing_between if is_overtaking else between
+        jobs = [self._jobs[one.job] for one in batch.chosen]
+        sequences = [held.ready.sequences[one.index] for held, one in zip(jobs, batch.chosen, strict=True)]
+        resident = jobs[0].resident
+        overtaken_cpu, cpu_started = self._overtaken_cpu, time.thread_time()
+        started = self._clock()
+        if not is_overtaking:
+            self.device_time.began(started, min(held.received_at - held.queue_seconds for held in jobs), self._cut_at)
+        spared = spare(sequences, resident.images)
+        climbed = Climbed([], is_clean=False)
+        if spared.needed:
+            forward = partial(resident.model.forward, batch.group.head, between=called)
+            climbed = self._ladder.run(resident.name, forward, spared.needed)
+            keep(resident.images, spared.needed, climbed.outcomes)
+        ended = self._clock()
+        self.device_time.computed(time.thread_time() - cpu_started - (self._overtaken_cpu - overtaken_cpu))
+        if not is_overtaking:
+            self.device_time.ended(ended)
+        seconds = ended - started - overtaken
+        self._waste.computed(jobs, [one.tokens for one in batch.chosen], seconds)
+        with self._condition:
+            self._room.ran(batch, seconds, ended)
+            resident.turn = self._room.turn(resident.name)
+        self._caps.ran(batch.group, climbed.fitted_tokens)
+        if climbed.is_clean:
+            resident.meter.add_forward(batch.tokens if batch.group.is_continuous else spared.tokens, seconds)
+        measured: dict[str, Value] = {
+            "model": resident.name,
+            "tenant": jobs[0].job.tenant,
+            "tokens": batch.tokens,
+            "sequences": len(sequences),
+            "seconds": seconds,
+        }
+        log.debug("batch", extra=fields(measured))
+        traced = [held.span for held in dict.fromkeys(jobs)]
+        spans.batch(resident.name, traced, started, ended, tokens=batch.tokens, sequences=len(sequences))
+        self._measure(batch, jobs, seconds)
+        for held in dict.fromkeys(jobs):
+            held.forward_seconds += seconds
+        self._hand_on(batch, jobs, spared.outcomes(climbed.outcomes), is_overtaking=is_overtaking)
+        return seconds
+
+    def _measure(self, batch: Batch, jobs: list[HeldJob], seconds: float) -> None:
+        model = jobs[0].resident.name
+        metrics.FORWARD_SECONDS.labels(model).observe(seconds)
+        metrics.BATCH_TOKENS.labels(model).observe(batch.tokens)
+        metrics.BATCH_FILL.labels(model).observe(batch.tokens / self.limits.tokens)
+        for held, one in zip(jobs, batch.chosen, strict=True):
+            metrics.TENANT_TOKENS.labels(metrics.TENANTS.of(held.job.tenant)).inc(one.tokens)
+
+    def _hand_on(self, batch: Batch, jobs: list[HeldJob], outcomes: list[Outcome], *, is_overtaking: bool) -> None:
+        broken: dict[HeldJob, ShoalError] = {}
+        unfinished: list[tuple[HeldJob, Waiting]] = []
+        for one, held, outcome in zip(batch.chosen, jobs, outcomes, strict=True):
+            if isinstance(outcome, Unfinished):
+                self._begun.add(held.number)
+                unfinished.append((held, replace(one, tokens=1)))
+                if held.job.written_to and outcome.ids:
+                    self._outcomes.written(held, one.index, list(outcome.ids))
+                continue
+            if not isinstance(outcome, ShoalError):
+                held.outputs[one.index] = outcome
+                continue
+            if isinstance(outcome, OutOfMemory):
+                outcome.field = _path(held.ready, one.index)
+            broken.setdefault(held, outcome)
+        finished = [held for held in dict.fromkeys(jobs) if held.is_complete]
+        with self._condition:
+            if self._stopping:
+                return
+            for held, waiting in unfinished:
+                if held not in broken:
+                    self._room.add(batch.group, [waiting], held.flow, held.weight)
+            self._forget([*broken, *finished])
+            is_idle = not is_overtaking and not self._room.tokens
+        for held, error in broken.items():
+            self._outcomes.failed(held, error)
+        if finished:
+            self._outcomes.finished(finished, is_idle=is_idle)
+
+
+def _path(prepared: Prepared, index: int) -> str:
+    """The item that a sequence was made of, as a path in the job; empty where items do not match sequences one to one."""
+    if prepared.fields:
+        return prepared.fields[index]
+    match prepared.work:
+        case EncodeWork(texts) if len(texts) == len(prepared.sequences):
+            return f"items[{index}].text"
+        case ScoreWork(_, documents) if len(documents) == len(prepared.sequences):
+            return f"documents[{index}].text"
+    return ""

@@ -1,0 +1,214 @@
+"""Takes in pulled batches: reads their jobs, and prepares them in threads.
+
+On the request path, between `puller.py`, which pulls batches, and `runner.py`, which runs what is prepared here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Collection
+from dataclasses import replace
+from functools import partial
+
+from google.protobuf.message import DecodeError
+from shoal.v1 import worker_pb2
+
+from libs.catalog.card import Card
+from libs.documents.reader import shared_reader
+from libs.errors import DeadlinePassed, InternalError, ShoalError
+from libs.models import GoOn, Prepared
+from libs.models.documents import with_pages
+from libs.telemetry import metrics
+from libs.telemetry.logs import fields
+from services.worker.jobs import spans
+from services.worker.jobs.answers.delivery import Delivery
+from services.worker.jobs.answers.finisher import Finisher
+from services.worker.jobs.execution.runner import Runner
+from services.worker.jobs.held import HeldJob, Lease
+from services.worker.jobs.pulling.preparing import (
+    HELD_SECONDS,
+    SMALL_BYTES,
+    GiveWay,
+    Preparation,
+    Preparers,
+    estimated_tokens,
+    read_bytes,
+)
+from services.worker.jobs.pulling.pulls import LaneName, Lead
+from services.worker.memory.residency import Residency
+from services.worker.memory.resident import Resident
+from services.worker.mesh import codec
+from services.worker.mesh.link import Link
+from services.worker.scheduling.batcher import Flow
+from services.worker.scheduling.meter import whole_texts
+
+log = logging.getLogger(__name__)
+
+
+class Intake:
+    """`accept` pulled batches. `wake` is set when prepared jobs may change what to pull. `lead`: how long before the device is
+    free a pull must be sent, measured here."""
+
+    def __init__(
+        self,
+        link: Link,
+        residency: Residency,
+        delivery: Delivery,
+        runner: Runner,
+        finisher: Finisher,
+        *,
+        preparers: Preparers,
+        wake: asyncio.Event,
+    ) -> None:
+        self._worker_id = link.identity.worker_id
+        self._unix_time = link.clock.now
+        self._residency = residency
+        self._delivery = delivery
+        self._runner = runner
+        self._finisher = finisher
+        self._preparation = Preparation(preparers, self._prepare, clock=time.monotonic)
+        self._wake = wake
+        self._documents = shared_reader()
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        # Mutable state, of the event loop.
+        self.lead = Lead()
+        self._relieving: asyncio.TimerHandle | None = None
+
+    def waiting(self) -> dict[LaneName, dict[Flow, int]]:
+        """Estimated tokens that wait for preparation or are in it, by lane and flow."""
+        return self._preparation.waiting()
+
+    def accept(self, response: worker_pb2.PullResponse, sent_at: float) -> bool:
+        """Takes in a pulled batch, whose pull was sent at this moment of the monotonic clock. Returns whether it brought jobs that
+        are soon prepared. A batch whose model or adapter was evicted since is handed back."""
+        resident, adapter = self._residency.serving(response.lane.model), response.lane.adapter
+        if resident is None or not resident.adapters.serves(adapter):
+            self.hand_back(response)
+            return False
+        lease = _lease(response, sent_at)
+        jobs = self._read(lease, resident, response.jobs)
+        self._residency.hold(resident, len(jobs), sum(held.estimated_tokens for held in jobs))
+        resident.adapters.hold(adapter, len(jobs), time.monotonic())
+        self._delivery.open(lease)
+        if jobs:
+            self._preparation.add(jobs)
+            self._relieve_in_time()
+        return bool(jobs) and sum(held.read_bytes for held in jobs) <= SMALL_BYTES
+
+    def hand_back(self, response: worker_pb2.PullResponse) -> None:
+        """Returns all jobs of a pulled batch to their lane."""
+        self._delivery.open(_lease(response))
+
+    def _relieve_in_time(self) -> None:
+        """Schedules a check for preparing threads that are blocked by one long text while other callers wait."""
+        if self._relieving is None:
+            self._relieving = self._loop.call_later(HELD_SECONDS, self._relieve)
+
+    def _relieve(self) -> None:
+        self._relieving = None
+        if self._preparation.relieve():
+            self._relieve_in_time()
+
+    def _read(self, lease: Lease, resident: Resident, payloads: Collection[bytes]) -> list[HeldJob]:
+        now, unix = time.monotonic(), self._unix_time()
+        for payload in payloads:
+            try:
+                job = codec.read_job(payload)
+            except DecodeError:
+                log.error("a job cannot be parsed: its lease is left to expire", extra=fields({"model": resident.name}))
+                lease.unreadable += 1
+                continue
+            queued = max(0.0, unix - job.queued_unix_ms / 1000)
+            held = HeldJob(next(self._numbers), job, lease, resident, received_at=now, queue_seconds=queued)
+            held.read_bytes = read_bytes(job, len(payload))
+            held.estimated_tokens = estimated_tokens(job, held.read_bytes, _longest(resident.model.card))
+            held.span = spans.begin(job, lease.lane, self._worker_id, waited=queued)
+            metrics.QUEUE_SECONDS.labels(resident.name).observe(queued)
+            lease.jobs[held.number] = held
+            lease.until_unix = max(lease.until_unix, held.deadline_unix)
+        return list(lease.jobs.values())
+
+    def _prepare(self, jobs: list[HeldJob], give_way: GiveWay) -> None:
+        """Prepares jobs; runs on a preparing thread."""
+        ready: list[HeldJob] = []
+        failures: list[tuple[HeldJob, bytes]] = []
+        for held in jobs:
+            try:
+                error = self._prepare_one(held, partial(self._go_on, held, give_way))
+            except _Unwanted:
+                continue
+            if error is None:
+                ready.append(held)
+            else:
+                held.span.failed(error)
+                failures.append((held, codec.failed(error, first_item=held.job.first_item)))
+        self._runner.add([held for held in ready if not held.is_complete])
+        self._finisher.finished([held for held in ready if held.is_complete], is_idle=True)
+        self._loop.call_soon_threadsafe(self._prepared, jobs[0].lease, ready, failures)
+
+    def _go_on(self, held: HeldJob, give_way: GiveWay) -> None:
+        """Called between two slices of a job: yields to other callers; raises if the job was cancelled or is past its deadline."""
+        give_way()
+        if held.unwanted:
+            raise _Unwanted
+        if held.deadline_unix <= self._unix_time():
+            raise DeadlinePassed("the deadline passed before the job was tokenised")
+
+    def _prepare_one(self, held: HeldJob, go_on: GoOn) -> ShoalError | None:
+        started = time.monotonic()
+        try:
+            go_on()
+            # What an adapter changes is not kept: another may come to have its name.
+            work = codec.to_work(held.job, scope=None if held.lease.lane.adapter else held.job.tenant)
+            files = codec.files_of(held.job)
+            held.drop_operation()
+            work = with_pages(work, files, self._documents, go_on)
+            del files
+            held.prepared = _adapted(held.resident.model.prepare(work, go_on), held.lease.lane.adapter)
+            held.outputs.update(held.prepared.known)
+            metrics.IMAGE_CACHE_EVENTS.labels("hit").inc(len(held.prepared.known))
+            held.learnt = whole_texts(work, held.prepared, held.resident.model.card)
+        except _Unwanted:
+            raise
+        except ShoalError as error:
+            return error
+        except Exception as error:
+            log.exception("a job could not be prepared", extra=fields({"model": held.resident.name}))
+            return InternalError(f"the input could not be prepared: {type(error).__name__}")
+        ended = time.monotonic()
+        held.prepare_seconds = ended - started
+        metrics.PREPARE_SECONDS.labels(held.resident.name).observe(held.prepare_seconds)
+        held.span.stage("prepare", started, ended)
+        return None
+
+    def _prepared(self, lease: Lease, ready: list[HeldJob], failures: list[tuple[HeldJob, bytes]]) -> None:
+        self.lead.add(time.monotonic() - lease.pulled_at)
+        for held in ready:
+            held.resident.meter.add_texts(*held.learnt)
+        self._delivery.answer(failures)
+        if not ready or self._runner.is_running:  # else the device takes them at once, and sets `wake` then
+            self._wake.set()
+
+
+def _lease(response: worker_pb2.PullResponse, pulled_at: float = 0.0) -> Lease:
+    return Lease(response.lane, response.batch_id, response.lease_ms / 1000, pulled_at=pulled_at)
+
+
+def _longest(card: Card) -> int:
+    """Tokens of the longest sequence of a text or an image."""
+    return card.max_tokens if card.images is None else max(card.max_tokens, card.images.max_tokens)
+
+
+class _Unwanted(Exception):
+    """Nobody waits for the job's answer: it is not prepared any further."""
+
+
+def _adapted(prepared: Prepared, adapter: str) -> Prepared:
+    """The prepared job with each sequence assigned to the adapter, if it is not empty."""
+    if not adapter:
+        return prepared
+    return replace(prepared, sequences=[replace(sequence, adapter=adapter) for sequence in prepared.sequences])

@@ -1,0 +1,23 @@
+#!/bin/sh
+# tools/k8s/kubectl.sh FOLDER: puts kubectl there, whose Kustomize renders k8s/, unless one is on the PATH that is new enough for it.
+# Debian 12 has a Kustomize without components, so it comes from Kubernetes' own server. (The package of helm.sh has one, for x86_64.)
+set -eu
+folder=$1 version=v1.32.4
+if command -v kubectl >/dev/null && kubectl version --client 2>/dev/null | grep -q '^Kustomize Version: v5'; then
+  exit 0
+fi
+case $(uname -m) in
+  x86_64) architecture=amd64 ;;
+  aarch64 | arm64) architecture=arm64 ;;
+  *) echo "install kubectl 1.27 or newer" >&2; exit 1 ;;
+esac
+url=https://dl.k8s.io/release/$version/bin/linux/$architecture/kubectl
+mkdir -p "$folder"
+cd "$folder"
+curl -fsSL --max-time 300 -o kubectl "$url" && curl -fsSL --max-time 30 -o kubectl.sha256 "$url.sha256" || {
+  echo "there is no kubectl 1.27 or newer on the PATH, and $url cannot be fetched" >&2
+  rm -f kubectl kubectl.sha256
+  exit 1
+}
+echo "$(cat kubectl.sha256)  kubectl" | sha256sum --check --quiet || { rm -f kubectl; exit 1; }
+chmod +x kubectl

@@ -1,0 +1,88 @@
+"""`python -m tools.supply.sbom [FOLDER]`: a CycloneDX 1.6 bill of materials of each role's runtime closure, as
+FOLDER/sbom-<role>.json.
+
+cyclonedx-py describes the whole environment; what a role does not need is taken out again, and the rest is validated.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Set
+from pathlib import Path
+from typing import Any
+
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packaging.utils import canonicalize_name
+
+from tools.distributions import OURS, ROLES, ROOT, SupplyError, closure, installed_distributions
+
+
+def of_environment(python: str = sys.executable) -> dict[str, Any]:
+    """All that is installed for the interpreter `python`, as CycloneDX; takes a minute for all of ours."""
+    options = ["--spec-version", "1.6", "--output-reproducible", "--no-validate"]
+    command = [sys.executable, "-m", "cyclonedx_py", "environment", python, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SupplyError(f"cyclonedx-py ended with status {done.returncode}: {done.stderr.strip()}")
+    bill: dict[str, Any] = json.loads(done.stdout)
+    return bill
+
+
+def of_role(bill: dict[str, Any], role: str, needed: Set[str]) -> dict[str, Any]:
+    """Only the distributions of `needed`, under a component that is the image. Raises SupplyError if one is missing."""
+    kept = [_anywhere(one) for one in bill["components"] if canonicalize_name(one["name"]) in needed]
+    if lacking := needed - {canonicalize_name(one["name"]) for one in kept}:
+        raise SupplyError(f"the bill of {role} lacks {', '.join(sorted(lacking))}")
+    refs = {one["bom-ref"] for one in kept}
+    roots = [one["bom-ref"] for one in kept if canonicalize_name(one["name"]) in OURS]
+    edges = [
+        {**one, "dependsOn": [to for to in one.get("dependsOn", ()) if to in refs]}
+        for one in bill["dependencies"]
+        if one["ref"] in refs
+    ]
+    name = f"shoal-{role}" if role != "client" else "shoal"
+    image = {"type": "container" if role != "client" else "library", "bom-ref": f"image:{name}", "name": name}
+    return {
+        **bill,
+        "components": kept,
+        "dependencies": [{"ref": image["bom-ref"], "dependsOn": roots}, *edges],
+        "metadata": {**bill.get("metadata", {}), "component": image},
+    }
+
+
+def _anywhere(component: dict[str, Any]) -> dict[str, Any]:
+    """Without the folder on this machine from which one of ours was installed."""
+    if canonicalize_name(component["name"]) not in OURS:
+        return component
+    return {key: value for key, value in component.items() if key != "externalReferences"}
+
+
+def validate(bill: dict[str, Any]) -> None:
+    """Raises SupplyError if it is no CycloneDX 1.6."""
+    if error := JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bill)):
+        raise SupplyError(f"the bill of {bill['metadata']['component']['name']} is not valid: {error}")
+
+
+def main() -> int:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build"
+    folder.mkdir(parents=True, exist_ok=True)
+    installed = installed_distributions()
+    try:
+        bill = of_environment()
+        for role, requirement in ROLES.items():
+            made = of_role(bill, role, set(closure([requirement], installed).installed))
+            validate(made)
+            file = folder / f"sbom-{role}.json"
+            file.write_text(json.dumps(made, indent=2) + "\n")
+            print(f"{file}: {len(made['components'])} components")
+    except SupplyError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
