@@ -44,7 +44,7 @@ setup(
     package_dir={"shoal_mesh": "services/local/installed", f"{INSIDE}.libs": "libs", f"{INSIDE}.services": "services"},
     package_data={
         f"{INSIDE}.libs.catalog": ["*.yaml", "*.json", "models/*.yaml"],
-        f"{INSIDE}.libs.kernels.native": ["source/*"],
+        f"{INSIDE}.libs.kernels.native": ["source/*/*"],
         f"{INSIDE}.libs.fleet": ["lua/*.lua"],
         f"{INSIDE}.libs.queue": ["lua/*.lua"],
         f"{INSIDE}.services.edge.console": ["static/*", "static/vendor/*"],

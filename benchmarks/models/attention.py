@@ -21,11 +21,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.common.texts import MINILM_ID, minilm_directory, real_texts
-from libs.kernels import attention_dense, gated, native, norms, rope, segments
+from libs.kernels import native
+from libs.kernels.attention import dense
 from libs.kernels.layout import Layout, cumulated
-from libs.kernels.linear import has_bfloat16
+from libs.kernels.linear.packed import has_bfloat16
 from libs.kernels.native import build, library
 from libs.kernels.native.attention import attend_with
+from libs.kernels.rows import gated, norms, rope, segments
 from libs.models import EncodeWork, Prepared, load_model
 
 BATCH = 32
@@ -97,7 +99,7 @@ def kernels(case: Case, dtype: torch.dtype, loaded: Mapping[str, library.Native]
 
     # For float32 this instruction set is AVX512.
     told = [name for name in loaded if dtype is torch.bfloat16 or name != "avx512_bf16"]
-    return {"torch": prepared(attention_dense.attend)} | {name: prepared(partial(attend_with, loaded[name])) for name in told}
+    return {"torch": prepared(dense.attend)} | {name: prepared(partial(attend_with, loaded[name])) for name in told}
 
 
 def row_functions(dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Callable[[], object]]]]:

@@ -27,7 +27,7 @@ from statistics import median
 import torch
 
 from benchmarks.common.texts import real_texts
-from libs.kernels.linear import has_bfloat16
+from libs.kernels.linear.packed import has_bfloat16
 from libs.models import EncodeWork, InputSequence, PackedModel, load_model
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.parity.recipes import RECIPES

@@ -21,7 +21,7 @@ from statistics import median
 import torch
 
 from benchmarks.common.texts import MINILM_ID, minilm_directory
-from libs.kernels.linear import has_bfloat16
+from libs.kernels.linear.packed import has_bfloat16
 from libs.models import EncodeWork, load_model, outputs_of
 from libs.models.work import go_on_anyway
 from services.worker.machine.device import Device, open_device

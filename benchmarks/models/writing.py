@@ -23,8 +23,8 @@ import torch
 import transformers
 
 from benchmarks.models.families import DTYPES
+from libs.kernels.attention.paged import pages_for
 from libs.kernels.native.library import name as native_name
-from libs.kernels.paged import pages_for
 from libs.models.generation import DecodeLoop, Request, Writer, load_writer
 from libs.models.generation.decoding.rules import Ids
 from tests.parity.checkpoints import random_model, write_checkpoint

@@ -1,6 +1,6 @@
 """The layout of a packed batch for attention kernels: which queries attend to which keys.
 
-Built once per batch on the host (`packed.py`), so that no kernel reads a length from the device.
+Built once per batch on the host (`libs/models/packed.py`), so that no kernel reads a length from the device.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from libs.catalog.checkpoint.files import locate, need_config, shard_names, tensor_entries
 from libs.errors import ModelBroken
-from libs.kernels.linear import PackedLinear
+from libs.kernels.linear.packed import PackedLinear
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from libs.errors import InvalidInput, ModelBroken, NoCapacity
-from libs.kernels.paged import PAGE
+from libs.kernels.attention.paged import PAGE
 from libs.models.generation import DecodeLoop, Finish, Request, Settings, Writer, load_writer
 from libs.models.generation.decoding.rules import Bits, Ids
 from tests.generation.checkpoints import CAUSAL, SEQ2SEQ, VOCABULARY, prompts, write, written

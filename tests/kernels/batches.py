@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from libs.kernels.attention import varlen_attention
+from libs.kernels.attention.varlen import varlen_attention
 from libs.kernels.layout import Layout
 
 # Queries and keys of each sequence: one token; runs that are viewed as one batch; long enough for any block; a prefix that others
@@ -60,8 +60,8 @@ class Batch:
         )
 
     def by_triton(self) -> Tensor:
-        attention_triton = pytest.importorskip("libs.kernels.attention_triton", exc_type=ImportError)
-        out: Tensor = attention_triton.attend(self.q, self.k, self.v, self.layout, self.scale, self.causal, self.window, self.bias)
+        varlen_triton = pytest.importorskip("libs.kernels.attention.varlen_triton", exc_type=ImportError)
+        out: Tensor = varlen_triton.attend(self.q, self.k, self.v, self.layout, self.scale, self.causal, self.window, self.bias)
         return out
 
     def defined(self, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from libs.kernels import attention_triton, fused_triton
+from libs.kernels.attention import varlen_triton
+from libs.kernels.rows import fused_triton
 
 FLOATS = ("scale", "eps", "shift")
 HEAD_SIZES = (128, 256)
@@ -48,9 +49,9 @@ def compile_all(capability: int) -> None:
     sight = {"CAUSAL": True, "WINDOWED": True, "BIASED": True}
     for dtype, pointers in ((torch.bfloat16, "*bf16"), (torch.float32, "*fp32")):
         for size in HEAD_SIZES:
-            tile, padded = attention_triton.tiles(dtype, size)
+            tile, padded = varlen_triton.tiles(dtype, size)
             shape = {"ROWS": tile, "KEYS": tile, "SIZE": padded}
-            compile_kernel(attention_triton._attend, pointers, {"GROUP": 7, **sight, **shape}, capability)
+            compile_kernel(varlen_triton._attend, pointers, {"GROUP": 7, **sight, **shape}, capability)
     of(fused_triton._norm, {"ADD": True, "RMS": False, "BIASED": True, "COLUMNS": 1024})
     of(fused_triton._norm, {"ADD": False, "RMS": True, "BIASED": False, "COLUMNS": 64})
     of(fused_triton._rotate, {"HEADS": 16, "PAIRS": 32})

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from libs.kernels import attention, attention_dense
+from libs.kernels.attention import dense, varlen
 from libs.kernels.layout import Run, runs
 from libs.kernels.native.library import SETS
 from tests.kernels.batches import SHAPES, Batch, error
@@ -32,11 +32,11 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         use_native(monkeypatch, request.getfixturevalue("library"), path)
         return path
     use_dense(monkeypatch)
-    monkeypatch.setattr(attention_dense, "_prefers_fused", lambda q, run: path.startswith("fused"))
+    monkeypatch.setattr(dense, "_prefers_fused", lambda q, run: path.startswith("fused"))
     if path.endswith("blocks"):
-        monkeypatch.setattr(attention_dense, "_SCORES_AT_ONCE", 2000)
-        monkeypatch.setattr(attention_dense, "_KEPT", 32)
-        monkeypatch.setattr(attention_dense, "_BAND_ROWS", 16)
+        monkeypatch.setattr(dense, "_SCORES_AT_ONCE", 2000)
+        monkeypatch.setattr(dense, "_KEPT", 32)
+        monkeypatch.setattr(dense, "_BAND_ROWS", 16)
     return path
 
 
@@ -120,13 +120,13 @@ def test_order_and_neighbours_do_not_matter() -> None:
 def test_layers_of_one_kind_share_masks_and_biases(monkeypatch: pytest.MonkeyPatch) -> None:
     use_dense(monkeypatch)
     made: list[int] = []
-    make = attention_dense._by_distance
+    make = dense._by_distance
 
     def counted(table: Tensor, behind: int, rows: int, keys: int) -> Tensor:
         made.append(rows)
         return make(table, behind, rows, keys)
 
-    monkeypatch.setattr(attention_dense, "_by_distance", counted)
+    monkeypatch.setattr(dense, "_by_distance", counted)
     for sight, biased in product(SIGHT[1:], (False, True)):
         batch = Batch.of((4, 2, 16), sight, biased=biased)
         layout = batch.layout
@@ -148,13 +148,13 @@ def test_long_sequences_never_hold_all_scores(
         use_native(monkeypatch, request.getfixturevalue("library"), "avx2")
     else:
         use_dense(monkeypatch)
-        monkeypatch.setattr(attention_dense, "_prefers_fused", lambda q, run: kept == "fused")
+        monkeypatch.setattr(dense, "_prefers_fused", lambda q, run: kept == "fused")
     length = 1024
     for sight, biased in product(((False, None), (True, None), (False, 64)), (False, True)):
         batch = Batch.of((2, 1, 8), sight, biased=biased, shapes=((length, length),), dtype=dtype, reach=length)
         with Largest() as largest:
             batch.attend()
-        assert 0 < largest.numbers <= attention_dense._SCORES_AT_ONCE
+        assert 0 < largest.numbers <= dense._SCORES_AT_ONCE
 
 
 def test_nothing_is_read_on_the_host() -> None:
@@ -201,7 +201,7 @@ def test_shared_heads_are_told_only_to_a_torch_that_asks(monkeypatch: pytest.Mon
     q, k = torch.empty(3, 4, 8), torch.empty(3, 2, 8)
     for one in (kernel, later_kernel):
         monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", one)
-        attend = attention._torch_varlen()
+        attend = varlen._torch_varlen()
         for keys in (k, q):
             attend(q, keys, keys, torch.empty(0), torch.empty(0), 3, 3, 0.5, (-1, 0))
     assert told == [{"scale": 0.5, "window_size": (-1, 0)}] * 2 + [{"enable_gqa": True}, {"enable_gqa": False}]

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from libs.kernels import gated, norms, rope, segments
-from libs.kernels.gated import Activation
-from libs.kernels.segments import Reduction
+from libs.kernels.rows import gated, norms, rope, segments
+from libs.kernels.rows.gated import Activation
+from libs.kernels.rows.segments import Reduction
 from tests.kernels.ways import use_dense
 
 # Triton's interpreter runs on CPU tensors; where there is a GPU the kernels are compiled, and the plain path is for the CPU alone.
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.fixture
 def fused() -> ModuleType:
     pytest.importorskip("triton")
-    return importlib.import_module("libs.kernels.fused_triton")
+    return importlib.import_module("libs.kernels.rows.fused_triton")
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

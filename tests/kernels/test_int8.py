@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from libs.kernels import int8
-from libs.kernels.int8 import Int8Weight, TorchInt8, Way, codes_of
-from libs.kernels.linear import PackedLinear
-from libs.kernels.lora import Delta, LowRank, Rows
+from libs.kernels.linear import int8
+from libs.kernels.linear.int8 import Int8Weight, TorchInt8, Way, codes_of
+from libs.kernels.linear.lora import Delta, LowRank, Rows
+from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.native import int8 as native_int8
 from libs.kernels.native import library as loading
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from libs.kernels.linear import PackedLinear, prepacking_works
+from libs.kernels.linear.packed import PackedLinear, prepacking_works
 
 SHAPES = ((64, 192), (96, 64), (33, 7), (1, 5))
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from libs.kernels.linear import PackedLinear
-from libs.kernels.lora import Delta, LowRank, Rows, add_masked, add_sliced
+from libs.kernels.linear.lora import Delta, LowRank, Rows, add_masked, add_sliced
+from libs.kernels.linear.packed import PackedLinear
 
 # Sequences of adapters 0, 1 and 2, one of which has no part in the layer, and of none (None), as neighbours.
 ADAPTERS = (None, 0, 0, 1, 2, 3)

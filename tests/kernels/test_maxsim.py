@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from libs.kernels.maxsim import maxsim
+from libs.kernels.pooling.maxsim import maxsim
 from tests.kernels.largest import Largest
 
 LENGTHS = (1, 4, 30, 9, 2, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from itertools import product
@@ -14,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from libs.kernels import attention_dense, native
+from libs.kernels import native
+from libs.kernels.attention import dense
 from libs.kernels.layout import Layout
 from libs.kernels.native import attention, build, trial
 from libs.kernels.native import library as loading
@@ -33,7 +35,7 @@ BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 0.02}
 def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, library: Path) -> str:
     """Each instruction set that this CPU has; nothing falls back."""
     use_native(monkeypatch, library, request.param)
-    monkeypatch.setattr(attention_dense, "attend", _no_dense)
+    monkeypatch.setattr(dense, "attend", _no_dense)
     return str(request.param)
 
 
@@ -202,7 +204,7 @@ def test_without_it_torch_computes(library: Path, monkeypatch: pytest.MonkeyPatc
         patch.setattr(loading, "_OPENMP", "libnobody.so.9")
         is_left_out("libnobody")
     with monkeypatch.context() as patch:
-        patch.setattr(trial, "wrong", lambda loaded: "layers")
+        patch.setattr(loading, "TRIALS", [lambda loaded: "layers"])
         is_left_out("something else")
     with monkeypatch.context() as patch:
         patch.setattr(loading, "_open", lambda path: FakeOldCpu())
@@ -270,9 +272,9 @@ def test_dense_and_native_agree_in_a_model_of_both(library: Path, monkeypatch: p
     batch = Batch.of((4, 2, 32), (False, 64), dtype=torch.bfloat16)
     with monkeypatch.context() as patch:
         use_dense(patch)
-        dense = batch.attend()
+        by_torch = batch.attend()
     use_native(monkeypatch, library, "avx2")
-    assert error(batch.attend(), dense) < 0.02
+    assert error(batch.attend(), by_torch) < 0.02
 
 
 class TestBuild:
@@ -283,13 +285,15 @@ class TestBuild:
 
     def test_other_sources_make_another_library(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """And so one that was built of older sources is not loaded."""
-        for file in build.SOURCE.iterdir():
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-        monkeypatch.setattr(build, "SOURCE", tmp_path)
-        own = build.library()
-        with (tmp_path / "kernel.h").open("a") as file_of_ours:
-            file_of_ours.write("// more\n")
-        assert build.library().name != own.name
+        monkeypatch.setattr(build, "SOURCE", shutil.copytree(build.SOURCE, tmp_path / "source"))
+        names = {build.library().name}
+        files = [file for file in build.SOURCE.rglob("*") if file.is_file()]
+        for file in files:
+            with file.open("a") as file_of_ours:
+                file_of_ours.write("// more\n")
+            names.add(build.library().name)
+        assert len(files) > 20
+        assert len(names) == 1 + len(files), "each of them counts"
 
     @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="nothing is built here")
     def test_without_a_compiler_one_line_says_so(

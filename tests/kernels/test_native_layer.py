@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from libs.kernels.linear import prepacking_works
-from libs.kernels.lora import Delta
+from libs.kernels.linear.lora import Delta
+from libs.kernels.linear.packed import prepacking_works
 from libs.kernels.native import layer, library, panels
 from libs.models import PackedModel, load_model
 from libs.models.layers.encoder import Layer, PackedEncoder

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from libs.kernels import paged
-from libs.kernels.attention import varlen_attention
+from libs.kernels.attention import paged
+from libs.kernels.attention.paged import PAGE, PagedLayout, empty_pages, pages_for
+from libs.kernels.attention.varlen import varlen_attention
 from libs.kernels.layout import Layout
 from libs.kernels.native.library import SETS
-from libs.kernels.paged import PAGE, PagedLayout, empty_pages, pages_for
 from tests.kernels.ways import use_dense, use_native
 
 KEYS = (1, 31, 32, 33, 100, 64)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from libs.kernels import pooling
+from libs.kernels.pooling import pooled
 
 LENGTHS = (1, 4, 1, 9, 2)
 CU_SEQLENS = torch.tensor((0, 1, 5, 6, 15, 17), dtype=torch.int32)
@@ -20,11 +20,11 @@ def weighted(t: Tensor) -> Tensor:
 
 
 LOOPS: dict[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor], Tensor]] = {
-    pooling.cls: lambda t: t[0],
-    pooling.last: lambda t: t[-1],
-    pooling.mean: lambda t: t.mean(0),
-    pooling.maximum: lambda t: t.max(0).values,
-    pooling.weighted_mean: weighted,
+    pooled.cls: lambda t: t[0],
+    pooled.last: lambda t: t[-1],
+    pooled.mean: lambda t: t.mean(0),
+    pooled.maximum: lambda t: t.max(0).values,
+    pooled.weighted_mean: weighted,
 }
 
 
@@ -41,4 +41,4 @@ def test_equals_a_loop(pool: Callable[[Tensor, Tensor], Tensor], dtype: torch.dt
 def test_means_are_summed_in_float32() -> None:
     """In bfloat16, 256 + 1 is 256."""
     hidden = torch.ones(512, 3, dtype=torch.bfloat16)
-    assert torch.equal(pooling.mean(hidden, torch.tensor((0, 512), dtype=torch.int32)), torch.ones(1, 3))
+    assert torch.equal(pooled.mean(hidden, torch.tensor((0, 512), dtype=torch.int32)), torch.ones(1, 3))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from libs.kernels.sparse import SpladeActivation, max_by_id, splade_max, splade_sum
+from libs.kernels.pooling.sparse import SpladeActivation, max_by_id, splade_max, splade_sum
 from tests.kernels.largest import Largest
 
 LENGTHS = (3, 3, 1, 20, 5)

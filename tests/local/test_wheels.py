@@ -137,7 +137,9 @@ def test_the_wheel_has_the_native_kernels_and_their_sources(wheels: list[Path]) 
     assert mesh.name.endswith("-py3-none-any.whl")
     names = set(zipfile.ZipFile(mesh).namelist())
     inside = "shoal_mesh/_code/libs/kernels/native"
-    assert {f"{inside}/source/{file.name}" for file in build.SOURCE.iterdir()} <= names
+    sources = {f"{inside}/source/{file.relative_to(build.SOURCE)}" for file in build.SOURCE.rglob("*") if file.is_file()}
+    assert sources
+    assert sources <= names
     built = {f"{inside}/{build.library().name}"} if build.compiler() and platform.machine() == "x86_64" else set()
     assert {name for name in names if name.endswith(".so")} == built
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from libs.catalog.overrides import Overrides
 from libs.errors import ModelBroken
-from libs.kernels import int8 as kernels
+from libs.kernels.linear import int8 as kernels
 from libs.models import EncodeWork, PackedModel, ScoreWork, load_model
 from libs.models.precision.agreement import agreement, cosine
 from libs.models.text.registry import default_dtype

@@ -13,7 +13,7 @@ from sentence_transformers.sparse_encoder import SparseEncoder
 from sentence_transformers.sparse_encoder.modules import SpladePooling, Transformer
 from torch import nn
 
-from libs.kernels import linear
+from libs.kernels.linear import packed
 from libs.models import EncodeWork, EntitiesWork, Output, PackedModel, SparseRow, Work, WrittenIds, load_model
 from libs.models.loaded.tiers import Arena, tensors_of
 from tests.parity.boundary_models import make_boundary
@@ -29,7 +29,7 @@ Make = Callable[[Path], Path]
 @pytest.fixture(autouse=True)
 def _as_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are not laid out for oneDNN, whose layouts cannot be moved."""
-    monkeypatch.setattr(linear, "prepacking_works", lambda dtype: False)
+    monkeypatch.setattr(packed, "prepacking_works", lambda dtype: False)
 
 
 def _embedder(kind: str) -> Make:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from libs.catalog.overrides import Overrides
-from libs.kernels.linear import PackedLinear
+from libs.kernels.linear.packed import PackedLinear
 from libs.models import InputSequence, PackedModel, load_model
 from libs.models.layers.embeddings import Table, TokenEmbedding
 from libs.models.layers.encoder import FeedForward, PackedEncoder, resident_bytes

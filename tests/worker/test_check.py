@@ -17,7 +17,7 @@ from shoal.cli import main, plugins
 from typer.testing import CliRunner
 
 from libs.catalog.cards import read_catalog
-from libs.kernels import int8
+from libs.kernels.linear import int8
 from libs.models import Head, Output, PackedModel, load_model
 from libs.models.work import InputSequence
 from services.worker.check import selftest

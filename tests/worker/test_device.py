@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from libs.errors import InvalidInput
-from libs.kernels import int8
+from libs.kernels.linear import int8
 from services.worker.machine.device import open_device, use_threads
 from services.worker.settings import Settings
 

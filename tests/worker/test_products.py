@@ -14,7 +14,7 @@ from services.worker.__main__ import limit_compiled_products
 if sys.argv[1] == "limited":
     limit_compiled_products()
 import psutil, torch
-from libs.kernels.linear import PackedLinear
+from libs.kernels.linear.packed import PackedLinear
 torch.set_num_threads(1)
 linear = PackedLinear(64, 64)
 linear.prepare()

@@ -14,7 +14,7 @@ from libs.kernels.layout import Layout
 from libs.kernels.native.library import TYPES, Native, native
 
 _CALL: Final = Struct("7P8q7if")
-"""`struct Attention` of source/attention.h."""
+"""`struct Attention` of source/attention/attention.h."""
 ALL: Final = 1 << 30
 """A window that takes in every key."""
 _SPARE: Final = 32

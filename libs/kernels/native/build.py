@@ -25,19 +25,20 @@ _COMMON = (
 )
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
-# What is compiled with which instructions. Nothing but the kernels may have more than any x86-64 CPU.
+# What is compiled with which instructions, by its path in `source/`; headers are included by theirs. Nothing but the kernels may
+# have more than any x86-64 CPU.
 _UNITS = {
-    "attention.cpp": ("-fopenmp",),
-    "layer.cpp": ("-fopenmp",),
-    "paged.cpp": ("-fopenmp",),
-    "resize.cpp": ("-fopenmp", "-ffp-contract=off"),
-    "rows.cpp": ("-fopenmp",),
-    "avx2.cpp": _AVX2,
-    "avx512.cpp": _AVX512,
-    "avx512_bf16.cpp": (*_AVX512, "-mavx512bf16"),
-    "int8.cpp": ("-fopenmp",),
-    "int8_avx2.cpp": _AVX2,
-    "int8_vnni.cpp": (*_AVX512, "-mavx512vnni"),
+    "attention/attention.cpp": ("-fopenmp",),
+    "layer/layer.cpp": ("-fopenmp",),
+    "paged/paged.cpp": ("-fopenmp",),
+    "resize/resize.cpp": ("-fopenmp", "-ffp-contract=off"),
+    "rows/rows.cpp": ("-fopenmp",),
+    "instruction_sets/avx2.cpp": _AVX2,
+    "instruction_sets/avx512.cpp": _AVX512,
+    "instruction_sets/avx512_bf16.cpp": (*_AVX512, "-mavx512bf16"),
+    "int8/int8.cpp": ("-fopenmp",),
+    "int8/avx2.cpp": _AVX2,
+    "int8/vnni.cpp": (*_AVX512, "-mavx512vnni"),
 }
 _LINK = ("-shared", "-fopenmp", "-static-libgcc", "-Wl,--as-needed")
 
@@ -49,7 +50,7 @@ class CannotBuild(Exception):
 def library(folder: Path = HERE) -> Path:
     """Where the library of these very sources lies, if it was built. Raises OSError if the sources cannot be read."""
     digest = hashlib.sha256(repr((_COMMON, _UNITS, _LINK)).encode())
-    for file in sorted(SOURCE.iterdir()):
+    for file in sorted(file for room in SOURCE.iterdir() for file in room.glob("*")):
         if file.suffix in (".cpp", ".h"):
             digest.update(file.read_bytes())
     return folder / f"kernels-{digest.hexdigest()[:16]}.so"
@@ -72,9 +73,9 @@ def build(folder: Path = HERE) -> Path:
     if command is None:
         raise CannotBuild("no C++ compiler: neither $CXX nor g++ nor c++")
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(os.cpu_count()) as threads:
-        objects = [Path(scratch) / f"{name}.o" for name in _UNITS]
+        objects = [Path(scratch) / f"{name.replace('/', '_')}.o" for name in _UNITS]
         jobs = [
-            threads.submit(_run, command, *_COMMON, *flags, "-c", SOURCE / name, "-o", made)
+            threads.submit(_run, command, *_COMMON, *flags, "-I", SOURCE, "-c", SOURCE / name, "-o", made)
             for (name, flags), made in zip(_UNITS.items(), objects, strict=True)
         ]
         for job in jobs:

@@ -14,7 +14,7 @@ from libs.kernels.native.library import Int8Linear, native
 
 _TYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
 _CALL: Final = Struct("6P4q2i")
-"""`struct Int8Linear` of source/int8.h."""
+"""`struct Int8Linear` of source/int8/int8.h."""
 _ALIGNMENT: Final = 64
 """Bytes that a quantised row takes a multiple of."""
 
@@ -40,7 +40,7 @@ class NativeInt8:
         return padded.view(panels, self.columns, groups, self.group).transpose(1, 2).contiguous(), wide
 
     def linear(self, x: Tensor, codes: Tensor, factors: Tensor, outputs: int, *, gelu: bool, residual: Tensor | None) -> Tensor:
-        """See `libs/kernels/int8.py`."""
+        """See `libs/kernels/linear/int8.py`."""
         x = x if x.stride(1) == 1 else x.contiguous()
         rows, inputs = x.shape
         out = x.new_empty(rows, outputs)

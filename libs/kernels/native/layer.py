@@ -27,7 +27,7 @@ AT_ONCE: Final = frozenset((torch.bfloat16, torch.float32))
 _LAYER: Final = Struct("PPqq" * 4 + "6P" + "10i" + "3f" + "i")
 _CALL: Final = Struct("6P")
 _BATCH: Final = Struct("6P2q6i")
-"""`struct Layer`, and the two halves of `struct LayerCall` of source/layer.h."""
+"""`struct Layer`, and the two halves of `struct LayerCall` of source/layer/layer.h."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from libs.kernels.native.attention import ALL, table
 from libs.kernels.native.library import TYPES, Native, native
 
 _CALL: Final = Struct("11P9q7if")
-"""`struct Paged` of source/paged.h."""
+"""`struct Paged` of source/paged/paged.h."""
 _TABLE: Final = Struct("2P2q")
-"""`struct PageTable` of source/layer.h."""
+"""`struct PageTable` of source/layer/layer.h."""
 
 
 def attend(
@@ -34,7 +34,7 @@ def attend(
 ) -> Tensor | None:
     """`paged.attend`, or with `q` None `paged.store`, which returns the keys; None where the library does not take this.
 
-    `pages`, `cu_rows` and `numbers`: as in `paged.py`. `library` None: the one that this process has chosen.
+    `pages`, `cu_rows` and `numbers`: as in `attention/paged.py`. `library` None: the one that this process has chosen.
     """
     of_keys, of_values = pages
     library = native() if library is None else library

@@ -24,7 +24,7 @@ _UNITS: Final = 16
 
 
 def address(packed: Tensor, weight: Tensor) -> int:
-    """The address of `packed`, which oneDNN made of `weight` [outputs, inputs]; 0 if it does not hold panels (`source/layer.h`)."""
+    """The address of `packed`, made by oneDNN of `weight` [outputs, inputs]; 0: it holds no panels (`source/layer/layer.h`)."""
     element = weight.element_size()
     per = _UNIT // element
     padded = -(-weight.shape[0] // PANEL) * PANEL, -(-weight.shape[1] // (_UNITS * per)) * _UNITS * per

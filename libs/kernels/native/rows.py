@@ -14,7 +14,7 @@ from torch import Tensor
 from libs.kernels.native.library import TYPES, Native, Rows, native
 
 ACTIVATIONS: Final = {"none": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "silu": 4, "quick_gelu": 5}
-"""As the library numbers them (source/rows.h)."""
+"""As the library numbers them (source/rows/rows.h)."""
 _POOLINGS: Final = {"sum": 0, "mean": 1, "max": 2}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
-from libs.kernels.paged import pages_for
+from libs.kernels.attention.paged import pages_for
 from libs.models.documents import Page
 from libs.models.generation.decoding.loop import DecodeLoop
 from libs.models.generation.decoding.sequences import DecodeSequence, Request, pages_needed

@@ -1,6 +1,6 @@
 """Relative position bias by buckets of distances, which T5 and MPNet add to the attention scores of all layers.
 
-The table is computed once, when a model is loaded; a forward only looks it up (`libs/kernels/attention.py`).
+The table is computed once, when a model is loaded; a forward only looks it up (`libs/kernels/attention/varlen.py`).
 """
 
 from __future__ import annotations

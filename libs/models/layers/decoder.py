@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from libs.kernels.attention import varlen_attention
+from libs.kernels.attention.varlen import varlen_attention
 from libs.kernels.layout import Layout
-from libs.kernels.linear import PackedLinear
+from libs.kernels.linear.packed import PackedLinear
 from libs.models.layers.embeddings import InputLayer, Table
 from libs.models.layers.encoder import (
     Attention,

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from libs.kernels import native
-from libs.kernels.int8 import codes_of
-from libs.kernels.linear import PackedLinear
-from libs.kernels.norms import layer_norm
+from libs.kernels.linear.int8 import codes_of
+from libs.kernels.linear.packed import PackedLinear
+from libs.kernels.rows.norms import layer_norm
 from libs.models.layers.spec import EmbeddingSpec
 from libs.models.packed import Packed
 

@@ -14,14 +14,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from libs.kernels.attention import varlen_attention
-from libs.kernels.gated import gate_up
+from libs.kernels.attention.varlen import varlen_attention
 from libs.kernels.layout import Layout
-from libs.kernels.linear import PackedLinear
+from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.native import layer as native_layer
 from libs.kernels.native.library import native
-from libs.kernels.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
-from libs.kernels.rope import angles, rotate
+from libs.kernels.rows.gated import gate_up
+from libs.kernels.rows.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from libs.kernels.rows.rope import angles, rotate
 from libs.kernels.triton_here import has_triton
 from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.delta import Chunks

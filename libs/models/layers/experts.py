@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from libs.kernels.linear import PackedLinear
+from libs.kernels.linear.packed import PackedLinear
 from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.spec import EncoderSpec
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from libs.kernels.layout import Layout
-from libs.kernels.linear import PackedLinear
-from libs.kernels.rope import rotate
+from libs.kernels.linear.packed import PackedLinear
+from libs.kernels.rows.rope import rotate
 from libs.models.layers.delta import causal_convolution, delta_rule
 from libs.models.layers.encoder import Attention, Norm, Shared
 from libs.models.layers.spec import DeltaSpec, EncoderSpec, LayerSpec

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from libs.kernels.layout import Layout
-from libs.kernels.rope import rotate
+from libs.kernels.rows.rope import rotate
 from libs.models.layers.encoder import Attention, Shared
 from libs.models.layers.spec import EncoderSpec, LayerSpec
 from libs.models.packed import Packed

@@ -1,8 +1,8 @@
 """LoRA adapters of a loaded model: reads PEFT's files, and binds a batch's adapters to the linear layers (multi-LoRA).
 
 Adapters are loaded into a resident model, and unloaded, while it serves. `PackedModel.forward` binds those of a batch to the layers
-(`Adapters.bound`), which add the low-rank products (`libs/kernels/lora.py`). As with weights, every tensor of a file must be
-accounted for by the family's table, or loading fails with its name.
+(`Adapters.bound`), which add the low-rank products (`libs/kernels/linear/lora.py`). As with weights, every tensor of a file must
+be accounted for by the family's table, or loading fails with its name.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch import Tensor
 from libs.catalog.checkpoint.adapter import FILE, WEIGHTS, Adapter, read_adapter
 from libs.catalog.checkpoint.files import shortened
 from libs.errors import ModelBroken
-from libs.kernels.linear import PackedLinear, must_widen
-from libs.kernels.lora import Delta, LowRank, Rows
+from libs.kernels.linear.lora import Delta, LowRank, Rows
+from libs.kernels.linear.packed import PackedLinear, must_widen
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.weights import HeadRule, LowRankUpdate, Rule, Spare, TensorFile, find
 

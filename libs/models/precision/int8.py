@@ -13,7 +13,7 @@ from typing import Final, Protocol, runtime_checkable
 import torch
 
 from libs.errors import ModelBroken
-from libs.kernels.linear import PackedLinear
+from libs.kernels.linear.packed import PackedLinear
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.loaded.tiers import tensors_of

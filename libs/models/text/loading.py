@@ -15,7 +15,7 @@ from libs.catalog.checkpoint.files import need_config
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Overrides
 from libs.errors import InvalidInput, ModelBroken
-from libs.kernels import int8 as kernels
+from libs.kernels.linear import int8 as kernels
 from libs.models.loaded.lora import Names
 from libs.models.loaded.tiers import copying
 from libs.models.packed_model import PackedModel

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from libs.catalog.checkpoint.files import shortened
 from libs.errors import ModelBroken
-from libs.kernels.linear import PackedLinear, has_bfloat16
+from libs.kernels.linear.packed import PackedLinear, has_bfloat16
 from libs.models import weights
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config

@@ -16,7 +16,7 @@ import torch
 from libs.catalog.card import Card
 from libs.catalog.overrides import Overrides
 from libs.errors import ModelBroken
-from libs.kernels import int8 as kernels
+from libs.kernels.linear import int8 as kernels
 from libs.models import (
     EncodeResult,
     Extraction,

@@ -14,7 +14,8 @@ import torch
 from libs import memory
 from libs.catalog.overrides import Catalog
 from libs.errors import InvalidInput
-from libs.kernels import int8, native
+from libs.kernels import native
+from libs.kernels.linear import int8
 from libs.models import Model, load_served_model
 from libs.models.graphs.cuda import CudaCapture
 from libs.models.graphs.graphs import Graphs, Owner

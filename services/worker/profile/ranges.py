@@ -16,7 +16,7 @@ from torch import nn
 from torch.profiler import record_function
 
 from libs.kernels import native
-from libs.kernels.linear import PackedLinear
+from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.native.layer import NativeLayer
 from libs.models import PackedModel
 from libs.models.layers.embeddings import TokenEmbedding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from libs.kernels.linear import PackedLinear
+from libs.kernels.linear.packed import PackedLinear
 from libs.models.layers.encoder import AttentionType, Layer, Norm, add_and_norm
 from libs.models.layers.spec import EncoderSpec, LayerSpec
 

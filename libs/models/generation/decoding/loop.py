@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from libs.errors import InvalidInput, NoCapacity
+from libs.kernels.attention.paged import copy_page, pages_for
 from libs.kernels.layout import to_device
-from libs.kernels.paged import copy_page, pages_for
 from libs.models.generation.decoding.pages import PagePool
 from libs.models.generation.decoding.rules import Ids, apply
 from libs.models.generation.decoding.sequences import DecodeSequence, Finish, Request, Row, Step, pages_needed

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from libs.kernels.paged import PAGE, pages_for
+from libs.kernels.attention.paged import PAGE, pages_for
 from libs.models.generation.decoding.beams import BeamSearch, Chosen
 from libs.models.generation.decoding.pages import Claim
 from libs.models.generation.decoding.rules import Allows, Ids, Rules

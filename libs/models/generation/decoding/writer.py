@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from libs.kernels.linear import PackedLinear
+from libs.kernels.attention.paged import PagedLayout, Pages, attend, empty_pages, page_bytes, store
+from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.native.layer import LayerPages
 from libs.kernels.native.paged import page_table
-from libs.kernels.paged import PagedLayout, Pages, attend, empty_pages, page_bytes, store
 from libs.models.generation.decoding.cross import CrossLayer
 from libs.models.generation.decoding.rules import Ids
 from libs.models.generation.decoding.settings import Settings

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from libs.kernels.attention import varlen_attention
+from libs.kernels.attention.varlen import varlen_attention
 from libs.kernels.layout import Layout
 from libs.models.images.patches import PatchSpec
 from libs.models.images.processing import ImageProcessing

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from libs.kernels.linear import PackedLinear
+from libs.kernels.linear.packed import PackedLinear
 from libs.models.images.vlm.pictures import Grid
 from libs.models.text.heads.linear import check_shape
 

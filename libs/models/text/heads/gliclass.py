@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from libs.catalog.card import Activation
 from libs.catalog.kinds.scoring.gliclass import Gliclass, Pooling, Scorer
-from libs.kernels.attention import varlen_attention
+from libs.kernels.attention.varlen import varlen_attention
 from libs.kernels.layout import Layout, cumulated, to_device
-from libs.kernels.norms import layer_norm
-from libs.kernels.pooling import cls, last, maximum, mean
+from libs.kernels.pooling.pooled import cls, last, maximum, mean
+from libs.kernels.rows.norms import layer_norm
 from libs.models.head import Array
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads.linear import HeadLinear, check_shape

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from libs.catalog.card import Activation
 from libs.errors import ModelBroken
-from libs.kernels.norms import layer_norm
-from libs.kernels.pooling import mean
+from libs.kernels.pooling.pooled import mean
+from libs.kernels.rows.norms import layer_norm
 from libs.models.head import Array, row_each
 from libs.models.layers import activations
 from libs.models.layers.spec import Config

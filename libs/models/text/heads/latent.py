@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from libs.catalog.kinds.embedding.nvembed import Latent
-from libs.kernels.norms import layer_norm
-from libs.kernels.pooling import mean
+from libs.kernels.pooling.pooled import mean
+from libs.kernels.rows.norms import layer_norm
 from libs.models.head import Array, row_each
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads.linear import check_shape

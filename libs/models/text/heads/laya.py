@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from libs.kernels.attention import varlen_attention
+from libs.kernels.attention.varlen import varlen_attention
 from libs.kernels.layout import Layout, to_device
 from libs.models.head import Array
 from libs.models.packed import Packed, Rows

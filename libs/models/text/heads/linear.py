@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from libs.catalog.card import Activation
 from libs.errors import ModelBroken
-from libs.kernels.norms import layer_norm
+from libs.kernels.rows.norms import layer_norm
 
 _EPSILON: Final = 1e-5  # torch's, which packages keep
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from libs.errors import ModelBroken
-from libs.kernels.norms import layer_norm
+from libs.kernels.rows.norms import layer_norm
 from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.spec import Config
 from libs.models.text.heads.linear import HeadLinear, check_shape

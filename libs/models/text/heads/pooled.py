@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from libs.catalog.card import PoolingMode
 from libs.kernels.layout import cumulated, to_device
-from libs.kernels.pooling import cls, last, maximum, mean, weighted_mean
+from libs.kernels.pooling.pooled import cls, last, maximum, mean, weighted_mean
 from libs.models.head import Array, row_each
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads.linear import HeadLinear

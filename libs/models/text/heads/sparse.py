@@ -1,7 +1,7 @@
 """Sparse vectors over the vocabulary: SPLADE from a masked language model's logits, lexical weights (bge-m3) from token states.
 
-The logits of all tokens are never in memory at once (`libs/kernels/sparse.py`), and only SPLADE's non-zero weights are copied from
-the device.
+The logits of all tokens are never in memory at once (`libs/kernels/pooling/sparse.py`), and only SPLADE's non-zero weights are
+copied from the device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from libs.catalog.card import Sparse
-from libs.kernels.sparse import max_by_id, splade_max, splade_sum
+from libs.kernels.pooling.sparse import max_by_id, splade_max, splade_sum
 from libs.models.head import Array
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads.linear import HeadLinear

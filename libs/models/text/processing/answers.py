@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from libs.catalog.card import Card, Representation
-from libs.kernels.maxsim import maxsim
+from libs.kernels.pooling.maxsim import maxsim
 from libs.models.results import LabelScore, RaggedRows, SparseRows, Stored
 from libs.models.text.heads.linear import FUNCTIONS
 from libs.models.text.processing.entities import softmax

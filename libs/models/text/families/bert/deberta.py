@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from libs.kernels.layout import Layout, Run
-from libs.kernels.linear import PackedLinear
-from libs.kernels.lora import LowRank
+from libs.kernels.linear.lora import LowRank
+from libs.kernels.linear.packed import PackedLinear
 from libs.models.layers.embeddings import Table, TokenEmbedding
 from libs.models.layers.encoder import (
     Attention,

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from libs.kernels.rope import rotate
+from libs.kernels.rows.rope import rotate
 from libs.models.layers.encoder import Attention, PackedEncoder, Shared
 from libs.models.layers.spec import Config
 from libs.models.text.families.decoders.llama import BLOCKS, HEADS, decoder_spec, token_embedding

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from libs.catalog.kinds.extraction.gliner2 import Boundary
-from libs.kernels.attention import varlen_attention
+from libs.kernels.attention.varlen import varlen_attention
 from libs.kernels.layout import Layout, to_device
 from libs.models.text.heads.extraction.words import prefix_sums
 from libs.models.text.heads.linear import HeadNorm, check_shape, linear_layer

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from libs.kernels.pooling import mean
+from libs.kernels.pooling.pooled import mean
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.packed import Packed
 from libs.models.text.heads.extraction.words import Ids, Label

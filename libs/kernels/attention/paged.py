@@ -1,0 +1,168 @@
+"""Attention over cached keys and values, which lie in pages of a fixed size (as in vLLM, arXiv 2309.06180).
+
+A layer's keys are one tensor [pages, kv_heads, dim, PAGE], its values another [pages, kv_heads, PAGE, dim]. A sequence has a list
+of pages, which need not be neighbours. On x86-64 CPUs a kernel in C++ stores and reads them in place (`native/paged.py`); elsewhere
+the rows are gathered, and `varlen_attention` does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from libs.kernels.attention.varlen import varlen_attention
+from libs.kernels.layout import Layout, cumulated, to_device
+from libs.kernels.native import paged as native_paged
+
+PAGE: Final = 32
+"""Tokens of a page; as in native/source/paged/paged.h."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagedLayout:
+    """The sequences of a forward and their pages.
+
+    `layout`: of its queries and of all keys of each sequence, in pages or about to be. `cu_rows`: the rows whose keys are stored,
+    which are the last keys of their sequence: [sequences + 1] int32. `numbers`: each sequence's pages, [sequences, most] int32.
+    `fresh`: nothing was stored before these rows, so that a forward's own keys are all that there are.
+    """
+
+    layout: Layout
+    cu_rows: Tensor
+    numbers: Tensor
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    rows: tuple[int, ...]
+    fresh: bool = False
+
+    @staticmethod
+    def of(
+        keys: Sequence[int],
+        pages: Sequence[Sequence[int]],
+        device: torch.device | str = "cpu",
+        *,
+        rows: Sequence[int],
+        queries: Sequence[int] | None = None,
+    ) -> PagedLayout:
+        """`keys`: of each sequence, those of this forward included. `rows`: how many of them this forward stores. `queries` None:
+        as many as rows."""
+        queries = rows if queries is None else queries
+        most = max(map(len, pages))
+        numbers = np.zeros((len(pages), max(1, most)), np.int32)
+        for own, found in zip(numbers, pages, strict=True):
+            own[: len(found)] = found
+        layout = Layout.of(queries, keys, device)
+        cu_rows = layout.cu_queries if tuple(rows) == tuple(queries) else cumulated(rows, device)
+        fresh = all(own == every for own, every in zip(rows, keys, strict=True))
+        return PagedLayout(layout, cu_rows, to_device(numbers, device), tuple(queries), tuple(keys), tuple(rows), fresh)
+
+    def slots(self) -> tuple[Tensor, Tensor]:
+        """The page and the place in it of each row that is stored: [rows] int64 twice."""
+        ends = zip(self.keys, self.rows, strict=True)
+        return self._places("rows", [range(keys - rows, keys) for keys, rows in ends])
+
+    def all_slots(self) -> tuple[Tensor, Tensor]:
+        """The same of all keys."""
+        return self._places("keys", [range(keys) for keys in self.keys])
+
+    def _places(self, name: str, ranges: Sequence[range]) -> tuple[Tensor, Tensor]:
+        made = self.layout.memo.get((PagedLayout, name))
+        if not isinstance(made, tuple):
+            device = self.numbers.device
+            positions = torch.cat([torch.arange(each.start, each.stop, device=device) for each in ranges])
+            counts = torch.tensor([len(each) for each in ranges], device=device)
+            sequences = torch.repeat_interleave(torch.arange(len(ranges), device=device), counts, output_size=len(positions))
+            made = self.numbers[sequences, positions // PAGE].long(), positions % PAGE
+            self.layout.memo[PagedLayout, name] = made
+        return made
+
+
+Pages = tuple[Tensor, Tensor]
+"""Keys and values of one layer, as above."""
+
+
+def empty_pages(layers: int, pages: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device | str) -> list[Pages]:
+    """Memory of all layers' pages, in one block."""
+    block = torch.empty((layers, 2, pages, kv_heads * dim * PAGE), dtype=dtype, device=device)
+    keys, values = (pages, kv_heads, dim, PAGE), (pages, kv_heads, PAGE, dim)
+    return [(block[number, 0].view(keys), block[number, 1].view(values)) for number in range(layers)]
+
+
+def page_bytes(layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> int:
+    """Bytes of one page in all layers."""
+    return 2 * layers * kv_heads * dim * PAGE * dtype.itemsize
+
+
+def store(k: Tensor, v: Tensor, pages: Pages, where: PagedLayout) -> None:
+    """Writes the rows `where` says into pages. k, v: [rows, kv_heads, dim]"""
+    if native_paged.attend(None, k, v, pages, where.layout, where.cu_rows, where.numbers, 1.0, True, None, None) is None:
+        _store(k, v, pages, where)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    pages: Pages,
+    where: PagedLayout,
+    *,
+    scale: float,
+    causal: bool = True,
+    window: int | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Stores k and v [rows, kv_heads, dim], if there are any, and returns `varlen_attention` of q with all keys of each sequence.
+
+    q: [queries, heads, dim] -> the same. Queries are at the last of their sequence's keys; if not `causal`, they see all.
+    """
+    made = native_paged.attend(
+        q, k, v, pages, where.layout, where.cu_rows, where.numbers, scale, causal, window, bias
+    )  # fmt: skip
+    return attend_gathered(q, k, v, pages, where, scale, causal, window, bias) if made is None else made
+
+
+def attend_gathered(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    pages: Pages,
+    where: PagedLayout,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    bias: Tensor | None,
+) -> Tensor:
+    """`attend` by torch's operators."""
+    if k is not None and v is not None:
+        _store(k, v, pages, where)
+    page, place = where.all_slots()
+    keys, values = pages[0][page, :, :, place], pages[1][page, :, place]
+    return varlen_attention(q, keys, values, where.layout, scale=scale, causal=causal, window=window, bias=bias)
+
+
+def _store(k: Tensor, v: Tensor, pages: Pages, where: PagedLayout) -> None:
+    page, place = where.slots()
+    pages[0][page, :, :, place] = k
+    pages[1][page, :, place] = v
+
+
+def pages_for(tokens: int) -> int:
+    """How many pages hold so many tokens."""
+    return -(-tokens // PAGE)
+
+
+def copy_page(pages: Sequence[Pages], origin: int, to: int) -> None:
+    """Copies one page in all layers."""
+    for keys, values in pages:
+        keys[to], values[to] = keys[origin], values[origin]
+
+
+def starts(lengths: Sequence[int]) -> list[int]:
+    """Where each of these lengths begins, laid end to end."""
+    return [0, *accumulate(lengths)][:-1]

@@ -1,0 +1,45 @@
+"""Late interaction (ColBERT's MaxSim, arXiv 2004.12832): the sum over query tokens of the highest similarity to a document token.
+
+Called when multi-vector scores are computed in the worker, outside a forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from libs.kernels.layout import cumulated
+from libs.kernels.rows.segments import reduce
+
+
+def maxsim(query: Tensor, documents: Tensor, lengths: Sequence[int], *, at_once: int = 1 << 24) -> Tensor:
+    """Scores [documents], float32, of documents laid end to end: query [query tokens, dim], documents [tokens, dim].
+
+    `at_once`: the most similarities, and the most elements of documents in float32, held at a time, which bounds memory (64 MiB
+    each) whatever the number of documents.
+    """
+    query = query.float()
+    scores = []
+    start = 0
+    for chunk in _chunks(lengths, max(1, at_once // max(query.shape))):
+        tokens = sum(chunk)
+        similarity = documents[start : start + tokens].float() @ query.T  # [tokens, query tokens]
+        scores.append(reduce(similarity, "max", cumulated(chunk, documents.device)).sum(1))
+        start += tokens
+    return torch.cat(scores) if scores else query.new_zeros(0)
+
+
+def _chunks(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Consecutive documents of at most `budget` tokens together; a longer document stands alone."""
+    chunk: list[int] = []
+    used = 0
+    for length in lengths:
+        if chunk and used + length > budget:
+            yield chunk
+            chunk, used = [], 0
+        chunk.append(length)
+        used += length
+    if chunk:
+        yield chunk

@@ -1,0 +1,1 @@
+"""What is computed of one row or one sequence at a time: norms, gated activations, rotations, sums and maxima."""

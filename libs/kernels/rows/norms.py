@@ -1,0 +1,53 @@
+"""LayerNorm and RMSNorm over the last axis, alone and after a residual add.
+
+Called twice a layer. Statistics are float32 whatever the type of `x`; the result has the type of `x`. On CUDA the residual add and
+the norm are one launch; on a CPU the linear layer before them adds the residual (`libs/kernels/linear/packed.py`).
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from libs.kernels import native
+from libs.kernels.triton_here import has_triton
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean) / sqrt(var + eps) * weight + bias; x: [..., size]."""
+    done = native.norm(x, weight, bias, eps)
+    return done if done is not None else F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, shift: float = 0.0) -> Tensor:
+    """x / sqrt(mean(x²) + eps) * (weight + shift); `shift` 1 for Gemma, whose weights are stored around zero. x: [..., size]."""
+    if has_triton(x):
+        from libs.kernels.rows import fused_triton
+
+        return fused_triton.norm(x, None, weight, None, eps, rms=True, shift=shift)[1]
+    done = native.norm(x, weight, None, eps, rms=True, shift=shift)
+    if done is not None:
+        return done
+    if not shift:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return F.rms_norm(x.float(), weight.shape, weight.float() + shift, eps).type_as(x)
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """(x + residual, its LayerNorm); x, residual: [..., size]."""
+    if has_triton(x):
+        from libs.kernels.rows import fused_triton
+
+        return fused_triton.norm(x, residual, weight, bias, eps, rms=False)
+    total = x + residual
+    return total, layer_norm(total, weight, bias, eps)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, shift: float = 0.0) -> tuple[Tensor, Tensor]:
+    """(x + residual, its RMSNorm); x, residual: [..., size]."""
+    if has_triton(x):
+        from libs.kernels.rows import fused_triton
+
+        return fused_triton.norm(x, residual, weight, None, eps, rms=True, shift=shift)
+    total = x + residual
+    return total, rms_norm(total, weight, eps, shift=shift)
