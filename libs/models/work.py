@@ -163,9 +163,9 @@ class RegionsWork:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What was said before an item, by one of the two."""
+    """What was said before an item."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     text: str
 
 

@@ -153,11 +153,11 @@ async def test_every_task_has_its_message(connect: Connect, router: FakeRouter) 
 
 async def test_turns_are_roles_and_texts(connect: Connect, router: FakeRouter) -> None:
     client = connect(router.address)
-    turns: list[shoal.tasks.Turn] = [("user", "Who was Ada?"), ("assistant", "A mathematician.")]
+    turns: list[shoal.tasks.Turn] = [("user", "Who was Ada?"), ("assistant", "A mathematician."), ("system", "Be short.")]
     await client.do("extract", MODEL, ["When?"], shoal.ReadText(turns=turns))
     sent = router.calls[-1].request.text.turns  # type: ignore[attr-defined]
-    assert [(turn.role, turn.text) for turn in sent] == [(1, "Who was Ada?"), (2, "A mathematician.")]
-    for wrong, field in ((("system", "a"), "text.turns[1].role"), ("ab", "text.turns[1]"), (("user",), "text.turns[1]")):
+    assert [(turn.role, turn.text) for turn in sent] == [(1, "Who was Ada?"), (2, "A mathematician."), (3, "Be short.")]
+    for wrong, field in ((("tool", "a"), "text.turns[1].role"), ("ab", "text.turns[1]"), (("user",), "text.turns[1]")):
         with pytest.raises(errors.InvalidInput) as caught:
             await client.do("extract", MODEL, ["When?"], shoal.ReadText(turns=[turns[0], wrong]))  # type: ignore[list-item]
         assert caught.value.field == field

@@ -72,8 +72,10 @@ class TestRequests:
         body = {
             "model": "writer",
             "messages": [
-                {"role": "system", "content": "Be short."},
-                {"role": "developer", "content": [{"type": "text", "text": "Write English."}]},
+                {
+                    "role": "developer",
+                    "content": [{"type": "text", "text": "Be short."}, {"type": "text", "text": "Write English."}],
+                },
                 {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
             ],
             "max_tokens": 9,
@@ -104,6 +106,15 @@ class TestRequests:
         assert question.message == pb.ExtractRequest(model=MODEL, items=[pb.Item(parts=parts)], text=pb.TextTask(max_tokens=5))
         assert question.renamed("items[0].parts[0].image.data is no image") == "messages[0].content[0].image_url is no image"
         assert question.renamed("items[0].parts[1].text") == "messages[0].content[1].text"
+
+    def test_system_messages_after_the_first_are_turns(self) -> None:
+        roles = ("system", "developer", "user", "system", "user")
+        question = ask({**HELLO, "messages": [{"role": role, "content": f"{place}"} for place, role in enumerate(roles)]})
+        kinds = (pb.Turn.ROLE_SYSTEM, pb.Turn.ROLE_USER, pb.Turn.ROLE_SYSTEM)
+        turns = [pb.Turn(role=role, text=f"{place}") for place, role in enumerate(kinds, 1)]
+        task = pb.TextTask(instruction="0", turns=turns)
+        assert question.message == pb.ExtractRequest(model=MODEL, items=[pb.Item(text="4")], text=task)
+        assert question.renamed("text.turns[2].text is empty") == "messages[3].content is empty"
 
     def test_values_for_the_template(self) -> None:
         question = ask({**HELLO, "chat_template_kwargs": {"enable_thinking": False, "budget": 3}})

@@ -108,8 +108,9 @@ def test_regions() -> None:
 
 def test_turns() -> None:
     turns = [pb.Turn(role=pb.Turn.ROLE_USER, text="a"), pb.Turn(role=pb.Turn.ROLE_ASSISTANT, text="b")]
+    turns.append(pb.Turn(role=pb.Turn.ROLE_SYSTEM, text="s"))
     request = pb.ExtractRequest(items=[item("c")], text=pb.TextTask(turns=turns, template_values='{"a": 1}'))
-    wanted = TextWork(["c"], turns=(Turn("user", "a"), Turn("assistant", "b")), template_values='{"a": 1}')
+    wanted = TextWork(["c"], turns=(Turn("user", "a"), Turn("assistant", "b"), Turn("system", "s")), template_values='{"a": 1}')
     assert codec.to_work(worker_pb2.Job(extract=request)) == wanted
 
 

@@ -74,8 +74,8 @@ Priority = Literal["interactive", "bulk"]
 Scale = Literal["logit", "probability"]
 # What happens to an item that is empty, too long (truncation "none") or not a text: the call fails, or the item is skipped.
 OnInvalid = Literal["raise", "skip"]
-# What was said before, by the user or the model: ("user", "Who was Ada?"), ("assistant", "A mathematician.").
-Turn: TypeAlias = tuple[Literal["user", "assistant"], str]
+# What was said before, by the user, the model or who set it up: ("user", "Who was Ada?"), ("assistant", "A mathematician.").
+Turn: TypeAlias = tuple[Literal["user", "assistant", "system"], str]
 # What to do with the text that a document's pages have already.
 TextLayer = Literal["prefer", "only", "never"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]

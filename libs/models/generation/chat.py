@@ -81,8 +81,8 @@ class ChatTemplate:
         try:
             return [rendered_text(one) for one in self._renderer.render([{**each, **own} for each in values])]
         except ModelBroken as error:
-            has_turns = len([message for message in messages if message.role != "system"]) > 1
-            field = FIELD if has_turns else messages[-1].field
+            is_alone = [message.role for message in messages] in (["user"], ["system", "user"])
+            field = messages[-1].field if is_alone else FIELD
             raise InvalidInput(f"the model does not take such a conversation: {error.message}", field=field) from error
 
     def _own_values(self, template_values: str) -> Mapping[str, object]:

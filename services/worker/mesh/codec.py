@@ -128,9 +128,10 @@ _TEXT_LAYERS: dict[int, TextLayer] = {
     inference_pb2.TextTask.TEXT_LAYER_ONLY: "only",
     inference_pb2.TextTask.TEXT_LAYER_NEVER: "never",
 }
-_SPEAKERS: dict[int, Literal["user", "assistant"]] = {
+_SPEAKERS: dict[int, Literal["user", "assistant", "system"]] = {
     inference_pb2.Turn.ROLE_USER: "user",
     inference_pb2.Turn.ROLE_ASSISTANT: "assistant",
+    inference_pb2.Turn.ROLE_SYSTEM: "system",
 }
 _FINISHES: dict[str, inference_pb2.FinishReason] = {
     "": inference_pb2.FINISH_REASON_UNSPECIFIED,

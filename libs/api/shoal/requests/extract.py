@@ -49,7 +49,7 @@ _KINDS = {
 }
 
 
-_SPEAKERS = {"user": pb.Turn.ROLE_USER, "assistant": pb.Turn.ROLE_ASSISTANT}
+_SPEAKERS = {"user": pb.Turn.ROLE_USER, "assistant": pb.Turn.ROLE_ASSISTANT, "system": pb.Turn.ROLE_SYSTEM}
 _TEXT_LAYERS = {
     "prefer": pb.TextTask.TEXT_LAYER_PREFER,
     "only": pb.TextTask.TEXT_LAYER_ONLY,

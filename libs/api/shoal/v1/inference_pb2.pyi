@@ -331,9 +331,11 @@ class Turn(_message.Message):
         ROLE_UNSPECIFIED: _ClassVar[Turn.Role]
         ROLE_USER: _ClassVar[Turn.Role]
         ROLE_ASSISTANT: _ClassVar[Turn.Role]
+        ROLE_SYSTEM: _ClassVar[Turn.Role]
     ROLE_UNSPECIFIED: Turn.Role
     ROLE_USER: Turn.Role
     ROLE_ASSISTANT: Turn.Role
+    ROLE_SYSTEM: Turn.Role
     ROLE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     role: Turn.Role

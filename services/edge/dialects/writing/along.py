@@ -17,7 +17,11 @@ MOST_TOKENS: Final = 4096
 """Of `TextTask.max_tokens`."""
 SYSTEM: Final = ("system", "developer")
 _VALUES: Final = "chat_template_kwargs"
-_ROLES: Final = {"user": pb.Turn.ROLE_USER, "assistant": pb.Turn.ROLE_ASSISTANT}
+_ROLES: Final = {
+    "user": pb.Turn.ROLE_USER,
+    "assistant": pb.Turn.ROLE_ASSISTANT,
+    **dict.fromkeys(SYSTEM, pb.Turn.ROLE_SYSTEM),
+}
 _LINE_ENDS: Final = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 _LENGTH: Final = pb.FINISH_REASON_LENGTH
 
@@ -33,7 +37,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """A message of the user or the assistant before the user's last one. `field`: its path."""
+    """A message between the first system message and the user's last one. `field`: its path."""
 
     role: str
     texts: Sequence[Told]
@@ -42,7 +46,7 @@ class Spoken:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """`system`, `user`: what stands in the system messages and in the user's last one, in order. `turns`: what was said between."""
+    """`system`, `user`: what a system message at the beginning and the user's last one say. `turns`: what was said between."""
 
     system: Sequence[Told]
     user: Sequence[Told]
@@ -115,21 +119,18 @@ def _joined(told: Sequence[Told]) -> str:
 
 
 def conversation_of(messages: Sequence[tuple[str, Sequence[Told]]]) -> Conversation:
-    """System messages, then what user and assistant said, of the roles and contents of all messages.
+    """A conversation of the roles and contents of all messages.
 
     Raises Problem unless the last message is the user's, and no other one has images.
     """
-    system: list[Told] = []
+    system: Sequence[Told] = ()
     turns: list[Spoken] = []
     for place, (role, said) in enumerate(messages):
         field = f"messages[{place}]"
-        if role not in (*SYSTEM, *_ROLES):
-            text = f"{field}.role is {role!r}: served are system messages first, and then those of the roles user and assistant"
-            raise invalid(text, f"{field}.role")
-        if role in SYSTEM and turns:
-            raise invalid(f"{field}.role is {role!r}: system messages come before all others here", f"{field}.role")
-        if role in SYSTEM:
-            system.extend(said)
+        if role not in _ROLES:
+            raise invalid(f"{field}.role is {role!r}: served are the roles {', '.join(_ROLES)}", f"{field}.role")
+        if role in SYSTEM and place == 0:
+            system = said
         else:
             turns.append(Spoken(role, said, said[-1].field if said else field))
         is_asked = role == "user" and place == len(messages) - 1

@@ -527,7 +527,9 @@ def _check_turns(task: pb.TextTask) -> None:
     for index, turn in enumerate(task.turns):
         path = f"text.turns[{index}]"
         _check_enum(turn.role, pb.Turn.Role, f"{path}.role")
-        _refuse(turn.role == pb.Turn.ROLE_UNSPECIFIED, f"{path}.role must be ROLE_USER or ROLE_ASSISTANT", f"{path}.role")
+        _refuse(
+            turn.role == pb.Turn.ROLE_UNSPECIFIED, f"{path}.role must be ROLE_USER, ROLE_ASSISTANT or ROLE_SYSTEM", f"{path}.role"
+        )
         characters += len(turn.text)
         _refuse(not turn.text.strip(), f"{path}.text is empty", f"{path}.text")
     limits.TURNS_TEXT.check(characters, "text.turns")
