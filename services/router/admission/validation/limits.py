@@ -204,6 +204,7 @@ ALL: Final = (
     JSON_SCHEMA,
     TURNS,
     TURNS_TEXT,
+    TEMPLATE_VALUES,
     POOLING,
     HYPOTHESIS,
     PLACES,
