@@ -154,9 +154,8 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
             highlight=False,
         )
     if not model:
-        console.print(
-            "No model is available yet: add one with --model org/name=/path/to/checkpoint. Ctrl-C stops the mesh.", highlight=False
-        )
+        what = "" if names else "No model is available yet: add one with --model org/name=/path/to/checkpoint. "
+        console.print(f"{what}Ctrl-C stops the mesh.", highlight=False)
         return
     shell, python, grpcurl = _shown(mesh.certificates, "client")
     lines = [

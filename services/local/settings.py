@@ -6,12 +6,13 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from libs.errors import InvalidInput
+from libs.catalog.detect import read_card
+from libs.errors import InvalidInput, ModelBroken
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -88,15 +89,25 @@ def known_models(given: list[str], environ: Mapping[str, str]) -> str:
 
 
 def example_model(models: str, stores: str) -> str:
-    """A model for the first commands that a user tries: an offered one, else MiniLM if the hub is a source. Empty: none is
-    known."""
-    for entry in filter(None, models.split(":")):
-        name, named, _ = entry.partition("=")
-        if named:
-            return name
-        for found in sorted(Path(entry).glob("*/*/config.json")):
-            return "/".join(found.parts[-3:-1])
+    """A model for the first commands that a user tries: an offered one that encodes, else MiniLM if the hub is a source. Empty:
+    none is known."""
+    for name, directory in _offered(models):
+        try:
+            if "encode" in read_card(directory, name).tasks:
+                return name
+        except ModelBroken:  # `shoal models check` explains it
+            continue
     return MINILM if "hf" in stores.split(",") else ""
+
+
+def _offered(models: str) -> Iterator[tuple[str, Path]]:
+    for entry in filter(None, models.split(":")):
+        name, named, directory = entry.partition("=")
+        if named:
+            yield name, Path(directory)
+        else:
+            for found in sorted(Path(entry).glob("*/*/config.json")):
+                yield "/".join(found.parts[-3:-1]), found.parent
 
 
 def known_stores(environ: Mapping[str, str]) -> str:
