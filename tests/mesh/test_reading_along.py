@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from shoal import errors
 from shoal.results import Delta, ExtractResult
 
 from tests.generation.served import write
+from tests.mesh.test_chat import edge, events, said
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.cluster import Cluster
 
@@ -56,28 +58,44 @@ def joined(deltas: list[Delta], item: int) -> str:
     return text
 
 
-@pytest.mark.parametrize(("name", "most", "least"), [(CHAT, 60, 1), (SUMMARY, 1500, 4)])
-async def test_texts_come_as_they_are_written(name: str, most: int, least: int, mesh: Cluster) -> None:
-    task = shoal.ReadText(max_tokens=most)
+@pytest.mark.parametrize("name", [CHAT, SUMMARY, BEAMS])
+async def test_deltas_add_up_to_the_answer_through_every_router(name: str, mesh: Cluster) -> None:
+    task = shoal.ReadText(max_tokens=60)
     for address in mesh.addresses:  # the worker has its stream with one of them
         async with shoal.AsyncClient(address, timeout=120) as client:
-            alone = await client.extract(name, TEXTS, task)
+            unary = await client.extract(name, TEXTS, task)
             deltas, result = await read(client, name, TEXTS, task)
-            assert [one.text for one in result] == [one.text for one in alone]
-            assert [joined(deltas, item) for item in range(2)] == [one.text for one in alone]
-            assert result.usage == alone.usage
-            for item in range(2):
-                assert sum(delta.item == item for delta in deltas) >= least  # not all at the end
+            assert all(one.text for one in unary)
+            assert [one.text for one in result] == [one.text for one in unary]
+            assert [joined(deltas, item) for item in range(2)] == [one.text for one in unary]
+            assert result.usage == unary.usage
             assert not any(delta.restarted for delta in deltas)
 
 
-async def test_what_is_no_text_before_its_end_comes_as_a_whole(mesh: Cluster) -> None:
+async def test_a_long_text_is_streamed_before_its_end(mesh: Cluster) -> None:
+    async with shoal.AsyncClient(mesh.address, timeout=120) as client:
+        deltas, result = await read(client, SUMMARY, TEXTS, shoal.ReadText(max_tokens=1500))
+        for item in range(2):
+            assert joined(deltas, item) == result[item].text
+            assert sum(delta.item == item for delta in deltas) >= 2
+
+
+@pytest.mark.parametrize("name", [CHAT, BEAMS])
+async def test_http_streams_and_clients_show_the_whole_text_through_every_router(name: str, mesh: Cluster) -> None:
+    body = {"model": name, "messages": [{"role": "user", "content": TEXTS[0]}], "max_tokens": 60, "stream": True}
+    for address in mesh.addresses:
+        async with shoal.AsyncClient(address, timeout=120) as client, edge(address) as http:
+            text = (await client.extract(name, TEXTS[:1], shoal.ReadText(max_tokens=60)))[0].text
+            assert text
+            assert said(events((await http.post("/v1/chat/completions", body)).body)) == text
+            lines = (await http.post("/api/chat", {**body, "options": {"num_predict": 60}})).body.splitlines()
+            assert "".join(json.loads(line)["message"]["content"] for line in lines) == text
+
+
+async def test_beam_search_is_one_delta(mesh: Cluster) -> None:
     async with shoal.AsyncClient(mesh.address, timeout=120) as client:
         deltas, result = await read(client, BEAMS, TEXTS, shoal.ReadText(max_tokens=40))
-        assert [one.text for one in result] == [
-            one.text for one in await client.extract(BEAMS, TEXTS, shoal.ReadText(max_tokens=40))
-        ]
-        assert deltas == []
+        assert [(delta.item, delta.text) for delta in deltas] == [(item, one.text) for item, one in enumerate(result)]
 
 
 async def test_errors_are_those_of_extract(mesh: Cluster) -> None:

@@ -1,14 +1,13 @@
-"""What models write of ExtractStream's requests while they write it: the texts of one request so far, and what its client has not
-been sent of them.
+"""The texts of one ExtractStream request while models generate them, and the part of each that its client has not been sent.
 
-Parts may be lost or come twice. A part that does not follow what is there is dropped, and the answer completes the text. A client
-that reads slowly makes the next delta longer: what waits for it is never more than the texts themselves.
+A part may be lost, repeated, or arrive after the answer. A part that does not continue its text is dropped, and the answer
+completes the text. A client that reads slowly gets longer deltas: the memory that waits for it never exceeds the texts themselves.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -72,12 +71,14 @@ class WrittenTexts:
                 yield [self._delta(key) for key in self._take()]
 
     def rest(self, response: pb.ExtractResponse) -> list[pb.ExtractDelta]:
-        """What the client of a text that was begun lacks of it, so that its deltas together are the answer's text."""
+        """Return the deltas that complete every text of the response.
+
+        A text may be answered before any part of it arrives: parts travel through Redis where the worker's stream ends at another
+        router. Its whole text is one delta then, so that the deltas of a text always add up to its text in the response.
+        """
         found = []
-        for key, known in self._texts.items():
-            whole = _answered(response, *key)
-            if whole is None:
-                continue
+        for key, whole in _texts_of(response):
+            known = self._texts.setdefault(key, _Text(lease=""))
             if whole[: known.sent] != known.text[: known.sent]:
                 known.restarted, known.sent = True, 0
             known.text = whole
@@ -96,11 +97,10 @@ class WrittenTexts:
         return made
 
 
-def _answered(response: pb.ExtractResponse, item: int, page: int) -> str | None:
-    """The text of an item, or of a page of it; None: there is none, such as where the part was wrong."""
-    if item >= len(response.results):
-        return None
-    result = response.results[item]
-    if not page:
-        return result.text
-    return next((each.text for each in result.pages if each.page == page), None)
+def _texts_of(response: pb.ExtractResponse) -> Iterator[tuple[tuple[int, int], str]]:
+    """Yield each text of a response with its item and page; the page is 0 where the item is not a document."""
+    for item, result in enumerate(response.results):
+        if not result.pages:
+            yield (item, 0), result.text
+        for page in result.pages:
+            yield (item, page.page), page.text

@@ -115,9 +115,10 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExtractStream(self, request, context):
-        """The same as Extract, and meanwhile the texts that a model writes, as they are written: messages with `deltas`, and one with
-        `response` at last. Of models that write nothing, and where beams are searched or regions are written, the last message alone
-        comes. A client that reads slowly gets longer deltas, not more of them. An error is that of Extract, and may follow messages.
+        """The same as Extract, with the texts that a model generates while it generates them: messages with `deltas`, then one with
+        `response`. The deltas of a text add up to its text in `response`; where a text is only known at its end (beam search, regions)
+        or was finished before its first part arrived, it is one delta of the last message. A client that reads slowly gets longer
+        deltas, not more of them. An error is that of Extract, and may follow messages.
 
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         buf:lint:ignore RPC_REQUEST_STANDARD_NAME
