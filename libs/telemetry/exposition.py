@@ -19,8 +19,8 @@ from libs.telemetry.metrics import REGISTRY, Reading
 
 
 @asynccontextmanager
-async def serving_metrics(address: str, read: Callable[[], Iterable[Metric]]) -> AsyncIterator[str]:
-    """Serves `http://address/metrics` until the context ends: this process' series, and those that `read` returns.
+async def serving_metrics(address: str, read: Callable[[], Iterable[Metric]], *, with_own: bool = True) -> AsyncIterator[str]:
+    """Serve `http://address/metrics` until the context ends: the series that `read` returns and, if `with_own`, this process's.
 
     Yields the address with the port that was bound (port 0: any). For an empty address nothing is served, and "" is yielded. Raises
     InvalidInput for an address that is not host:port, NoCapacity if it is taken.
@@ -30,7 +30,7 @@ async def serving_metrics(address: str, read: Callable[[], Iterable[Metric]]) ->
         return
     host, port = parse_address(address)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Reading(lambda: chain(REGISTRY.collect(), read())))
+    registry.register(Reading(lambda: chain(REGISTRY.collect() if with_own else (), read())))
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:

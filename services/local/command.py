@@ -27,6 +27,7 @@ _HELP_DEVICE = (
     "auto (all accelerators, one for each worker; without any, the CPU), cpu, cuda, or certain accelerators, such as cuda:0,2."
 )
 _HELP_LOGS = "Write the logs of all processes to this folder. Default: a temporary folder, which is kept if the mesh fails."
+_HELP_METRICS = "Serve all processes' metrics as one page, http://HOST:PORT/metrics; port 0 takes a free one. Default: off."
 
 
 def up(
@@ -57,6 +58,9 @@ def up(
     tls: Annotated[
         bool, typer.Option("--tls", help="Use mutual TLS between all processes, with certificates made for this mesh.")
     ] = False,
+    metrics_address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", envvar="SHOAL_METRICS_ADDRESS", help=_HELP_METRICS, show_default=False)
+    ] = "",
     keep_logs: Annotated[Path | None, typer.Option(metavar="DIR", help=_HELP_LOGS)] = None,
 ) -> None:
     """Start Redis, a router, a scheduler, workers and HTTP on this machine, keep them running, and stop them on Ctrl-C."""
@@ -78,6 +82,7 @@ def up(
             device="cuda" if found else "cpu",
             accelerators=found[:count],
             has_scheduler=scheduler,
+            metrics_address=metrics_address,
             keep_logs=keep_logs,
             tls=tls,
             has_console=console,
@@ -147,12 +152,19 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
         console.print(f"        any other model is downloaded from {settings.stores} on its first request", highlight=False)
     if mesh.scheduler_address:
         console.print(f"scaler  {mesh.scheduler_address} (KEDA's external scaler)", highlight=False)
+    if mesh.metrics_address:
+        console.print(f"metrics http://{mesh.metrics_address}/metrics", highlight=False)
     console.print(f"logs    {mesh.logs}", highlight=False)
     if mesh.certificates:
         console.print(
             f"tls     {mesh.certificates} (client.pem for inference; admin.pem also for status, loads and evictions)",
             highlight=False,
         )
+    _print_examples(mesh, model, names, console)
+
+
+def _print_examples(mesh: LocalMesh, model: str, names: list[str], console: Console) -> None:
+    """Print commands that use the mesh, with `model`; if that is empty, how to add one."""
     if not model:
         what = "" if names else "No model is available yet: add one with --model org/name=/path/to/checkpoint. "
         console.print(f"{what}Ctrl-C stops the mesh.", highlight=False)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import grpc.aio
 from shoal.v1 import mesh_pb2, mesh_pb2_grpc
 
 from libs.errors import NoCapacity
+from libs.telemetry.exposition import serving_metrics
+from libs.telemetry.gathering import gather
 from services.local.devices import VISIBLE
 from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.settings import Settings, check_port_is_free, free_port
@@ -31,10 +34,15 @@ START_SECONDS: Final = 120.0
 STOP_ORDER: Final[tuple[Role, ...]] = ("edge", "router", "worker", "scheduler", "redis")
 
 
+_Service: TypeAlias = tuple[Role, str, list[str], dict[str, str]]
+"""A child that is one of our services: role, name, command, and the variables that it alone has."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalMesh:
     """A running mesh. `address` is where clients call, `scheduler_address` where KEDA would ask (empty: no scheduler),
     `http_address` where clients of HTTP do (empty: no edge), `tei_grpc_address` those of TEI's gRPC (empty: none).
+    `metrics_address` where the metrics of all processes are one page (empty: nowhere).
 
     `logs`: the folder with a file for each process. `certificates`: where its certificates are, if it uses TLS.
     """
@@ -46,6 +54,7 @@ class LocalMesh:
     certificates: Path | None
     supervisor: Supervisor
     tei_grpc_address: str = ""
+    metrics_address: str = ""
     has_console: bool = False
 
 
@@ -74,7 +83,11 @@ async def running(settings: Settings, notify: Notify = to_stderr) -> AsyncIterat
         common = _common_variables(settings, address, scheduler_address, place, http_address)
         if tei_address:
             common["SHOAL_TEI_GRPC_ADDRESSES"] = tei_address
-        children = _children(settings, common, place)
+        services = _services(settings, certificates)
+        sources = {name: f"127.0.0.1:{free_port()}" for _, name, _, _ in services} if settings.metrics_address else {}
+        metrics = serving_metrics(settings.metrics_address, partial(gather, sources), with_own=False)
+        metrics_address = await stack.enter_async_context(metrics)
+        children = _children(services, common, sources, place)
         stack.push_async_callback(_stop, children)
         for _, child in children:
             await child.start()
@@ -88,21 +101,23 @@ async def running(settings: Settings, notify: Notify = to_stderr) -> AsyncIterat
             certificates,
             supervisor,
             tei_grpc_address=tei_address,
+            metrics_address=metrics_address,
             has_console=_has_console(settings),
         )
 
 
-def _children(settings: Settings, common: dict[str, str], place: Workplace) -> list[tuple[Role, Child]]:
-    """The children, in start order."""
+def _children(
+    services: Sequence[_Service], common: dict[str, str], metrics: Mapping[str, str], place: Workplace
+) -> list[tuple[Role, Child]]:
+    """Return the children, in start order. `metrics`: the address of each service's own metrics, by its name."""
     redis = redis_arguments(find_redis_server(), place.redis, is_durable=True)
-    services = _services(settings, place.certificates if settings.tls else None)
-    return [
-        ("redis", Child("redis", redis, environment_of("redis", os.environ), place.logs / "redis.log")),
-        *(
-            (role, Child(name, command, environment_of(role, os.environ) | common | extra, place.logs / f"{name}.log"))
-            for role, name, command, extra in services
-        ),
+    children: list[tuple[Role, Child]] = [
+        ("redis", Child("redis", redis, environment_of("redis", os.environ), place.logs / "redis.log"))
     ]
+    for role, name, command, extra in services:
+        variables = environment_of(role, os.environ) | common | {"SHOAL_METRICS_ADDRESS": metrics.get(name, "")} | extra
+        children.append((role, Child(name, command, variables, place.logs / f"{name}.log")))
+    return children
 
 
 async def _stop(children: Sequence[tuple[Role, Child]]) -> None:
@@ -151,8 +166,8 @@ def _common_variables(
     }
 
 
-def _services(settings: Settings, certificates: Path | None) -> list[tuple[Role, str, list[str], dict[str, str]]]:
-    def service(role: Role, name: str, more: dict[str, str]) -> tuple[Role, str, list[str], dict[str, str]]:
+def _services(settings: Settings, certificates: Path | None) -> list[_Service]:
+    def service(role: Role, name: str, more: dict[str, str]) -> _Service:
         command = [sys.executable, "-P", launch.__file__, f"services.{role}"]
         return role, name, command, more | (_trust(certificates, role) if certificates is not None else {})
 

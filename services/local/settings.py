@@ -13,6 +13,7 @@ from pathlib import Path
 
 from libs.catalog.detect import read_card
 from libs.errors import InvalidInput, ModelBroken
+from libs.telemetry.exposition import parse_address
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -39,6 +40,8 @@ class Settings:
     accelerators: tuple[str, ...] = ()
     """One accelerator per worker, by its name in CUDA_VISIBLE_DEVICES: each worker sees only its own."""
     has_scheduler: bool = False
+    metrics_address: str = ""
+    """Where the metrics of all processes are one page, host:port; port 0: a free one. Empty: nowhere."""
     keep_logs: Path | None = None
     """The folder for logs. None: a temporary one, removed with the mesh unless the mesh fails."""
     has_console: bool = False
@@ -62,6 +65,8 @@ class Settings:
                 raise InvalidInput("TEI's API over gRPC is the edge's: it cannot be served without HTTP", field="tei-grpc-port")
             if self.tei_grpc_port and self.tei_grpc_port in (self.port, self.http_port):
                 raise InvalidInput(f"port {self.tei_grpc_port} cannot be that of two services", field="tei-grpc-port")
+        if self.metrics_address:
+            parse_address(self.metrics_address)
         if self.workers < 1 or self.threads < 1:
             raise InvalidInput("the numbers of workers and of threads must be at least 1", field="workers")
         if self.accelerators and len(self.accelerators) < self.workers:
