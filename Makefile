@@ -24,6 +24,8 @@ TEI := services/edge/teiv1
 PROTOC := $(PROTOC_VENV)/bin/python -m grpc_tools.protoc -I protos -I $(KEDA)=protos/externalscaler -I $(TEI)=protos/tei/v1 --plugin=protoc-gen-mypy_grpc=$(PROTOC_VENV)/bin/protoc-gen-mypy_grpc
 STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+# setuptools warns at length of every editable install, which is what is asked for.
+QUIET := PYTHONWARNINGS=ignore::UserWarning
 
 .DEFAULT_GOAL := help
 .PHONY: help native telemetry-check dashboards chart demo example test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-writing bench-mixed bench-hostile bench-images bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean bench-edge edge-fuzz edge-idle console-check integrations
@@ -249,7 +251,7 @@ $(VENV)/.torch: constraints.txt | $(BIN)/python
 
 $(VENV)/.demo: pyproject.toml libs/api/pyproject.toml $(VENV)/.torch
 	@echo "installing the mesh"
-	$(PIP) -e libs/api -e '.[demo]'
+	$(QUIET) $(PIP) -e libs/api -e '.[demo]'
 	@touch $@
 
 # Every pin, without asking what needs it (`make check` asks), in two processes; torch once more for what a CUDA build of it needs.
@@ -257,7 +259,7 @@ $(VENV)/.dev: pyproject.toml libs/api/pyproject.toml constraints.txt | $(BIN)/py
 	@echo "installing the mesh, test and check tools"
 	@grep -v '^#' constraints.txt | tr '\n' '\0' | xargs -0 -n 30 -P 2 $(PIP) --no-deps --no-compile
 	$(PIP) $(TORCH)
-	$(PIP) --no-deps --no-build-isolation -e libs/api -e . > /dev/null
+	$(QUIET) $(PIP) --no-deps --no-build-isolation -e libs/api -e . > /dev/null
 	@$(BIN)/python libs/kernels/native/build.py
 	@$(BIN)/python -m compileall -q -j 0 -x '/tests/' $(VENV)/lib > /dev/null || true
 	@touch $(VENV)/.torch $(VENV)/.demo $@

@@ -12,11 +12,12 @@ import shutil
 import sys
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import find_namespace_packages, setup
 from setuptools.command.build_py import build_py
 
 INSIDE = "shoal_mesh._code"
-ours = find_packages(include=["libs*", "services*"], exclude=["libs.api*", "services.local.installed*"])
+# Folders of data count as packages (PEP 420): setuptools warns of each that is not listed.
+ours = find_namespace_packages(include=["libs*", "services*"], exclude=["libs.api*", "services.local.installed*", "*__pycache__*"])
 
 
 class BuildWithKernels(build_py):
@@ -43,10 +44,12 @@ setup(
     packages=["shoal_mesh", *(f"{INSIDE}.{name}" for name in ours)],
     package_dir={"shoal_mesh": "services/local/installed", f"{INSIDE}.libs": "libs", f"{INSIDE}.services": "services"},
     package_data={
-        f"{INSIDE}.libs.catalog": ["*.yaml", "*.json", "models/*.yaml"],
-        f"{INSIDE}.libs.kernels.native": ["source/*/*"],
-        f"{INSIDE}.libs.fleet": ["lua/*.lua"],
-        f"{INSIDE}.libs.queue": ["lua/*.lua"],
-        f"{INSIDE}.services.edge.console": ["static/*", "static/vendor/*"],
+        f"{INSIDE}.libs.catalog": ["*.yaml", "*.json"],
+        f"{INSIDE}.libs.catalog.models": ["*.yaml"],
+        **{f"{INSIDE}.{name}": ["*"] for name in ours if name.startswith("libs.kernels.native.source.")},
+        f"{INSIDE}.libs.fleet.lua": ["*.lua"],
+        f"{INSIDE}.libs.queue.lua": ["*.lua"],
+        f"{INSIDE}.services.edge.console.static": ["*"],
+        f"{INSIDE}.services.edge.console.static.vendor": ["*"],
     },
 )

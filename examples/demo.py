@@ -38,6 +38,10 @@ LABELS = {
     "operations": "running, deploying and operating servers",
     "interface": "programming interfaces, requests and errors",
 }
+NEXT_STEP = f"""Next: keep a mesh running, and send it texts from a second terminal.
+  . .venv/bin/activate && shoal up
+  . .venv/bin/activate && shoal encode {MINILM} "Hello, mesh"
+README.md goes on from here; docs/quickstart.md has your own models."""
 HITS, SHOWN = 20, 3
 console = Console()
 
@@ -91,6 +95,7 @@ async def main() -> int:
     finally:
         starting.stop()
     console.rule("stopped")
+    console.print(NEXT_STEP, highlight=False, soft_wrap=True)
     return 0
 
 

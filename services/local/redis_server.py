@@ -1,4 +1,4 @@
-"""Finds the redis-server to start, and its arguments."""
+"""Finds the redis-server to start, and its arguments. `python -m services.local.redis_server` prints its path."""
 
 from __future__ import annotations
 
@@ -43,3 +43,7 @@ def redis_arguments(executable: Path, directory: Path, *, is_durable: bool = Fal
         *("--loglevel", "warning"),
         *("--slowlog-log-slower-than", "-1"),  # the slow log would keep parts of what clients sent
     ]
+
+
+if __name__ == "__main__":
+    print(find_redis_server())
