@@ -1,8 +1,10 @@
-"""What a request makes others spend: memory and processor time of router, worker and Redis, in proportion to its bytes.
+"""The memory and processor time that a request makes edge, router, worker and Redis spend, in proportion to its bytes.
 
-A mesh of processes of their own, each with the tiny checkpoints of `tiny_kinds.py`. Every input is sent as one tenant's request; a
-good request of another tenant follows at once. Both are watched: as soon as a process has spent more than the request may cost it,
-the mesh is ended and the input is a finding, so that no machine runs out of memory over it.
+A mesh of separate processes with small checkpoints of every kind whose work or answers multiply. An input is one tenant's request
+by gRPC (`products.py`), or any number of connections to the edge, by HTTP or TEI's gRPC, with or without a credential
+(`http_products.py`). A good request of another tenant follows at once. Both are watched: as soon as a process has spent more than
+the input may cost it, the mesh is ended and the input is a finding, so that no machine runs out of memory over it. Memory that
+remains after all connections are closed counts, too.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +24,22 @@ import numpy as np
 from numpy.typing import NDArray
 from shoal.v1 import inference_pb2 as pb
 
-from tests.fuzz import products, tiny_kinds
+from tests.fuzz import http_products, products, tiny_kinds
+from tests.fuzz.http_products import HttpRecipe
+from tests.fuzz.http_sending import Liveness, send
+from tests.fuzz.package_kinds import write_package_kinds
 from tests.fuzz.products import Recipe
-from tests.fuzz.target import Broken, Internal, Target, Try
-from tests.support.cluster import Cluster
-from tests.support.peak import Peak
+from tests.fuzz.target import Broken, Internal, Random, Target, Try
+from tests.support.cluster import Cluster, lasting_port
+from tests.support.peak import Peak, resident_bytes
+from tests.support.waiting import wait_until
 
 _LOOK_SECONDS: Final = 0.02
 _CALM_SECONDS: Final = 0.06
 """Who has spent less than a hundredth of a second in so long is done."""
 _GOOD_SECONDS: Final = 15.0
+GUARDED: Final = "router-1"
+"""The router behind the edge; it asks for tokens."""
 _CORES: Final = len(os.sched_getaffinity(0))
 _TICK: Final = 1.0 / os.sysconf("SC_CLK_TCK")
 
@@ -51,17 +60,27 @@ class Budget:
     def memory(self, size: int) -> float:
         return self.memory_bytes + self.memory_per_byte * size
 
-    def time(self, size: int, recipe: Recipe) -> float:
-        forward = min(self.sequence_seconds * recipe.sequences, _CORES * recipe.deadline)
+    def time(self, size: int, recipe: Recipe | HttpRecipe) -> float:
+        forward = 0.0
+        if isinstance(recipe, Recipe):
+            forward = min(self.sequence_seconds * recipe.sequences, _CORES * recipe.deadline)
         return self.seconds + self.seconds_per_megabyte * size / (1 << 20) + forward
 
 
 BUDGETS: Final[Mapping[str, Budget]] = {
+    "edge-0": Budget(64 << 20, 16, 1.0, 1.0),
     "router-0": Budget(64 << 20, 24, 1.0, 0.5),
     "worker-0": Budget(128 << 20, 64, 1.5, 2.0, 0.002),
     "redis": Budget(32 << 20, 8, 0.5, 0.25),
 }
-"""By process. docs/fuzzing.md says why so much."""
+"""By process. docs/fuzzing.md explains the numbers."""
+STRANGERS_BUDGET: Final = Budget(64 << 20, 0, 1.0, 0.5)
+"""The budget of an edge or router for input without a valid credential: no memory in proportion to its bytes."""
+KEPT_BYTES: Final = 64 << 20
+"""Memory that an edge may keep, over its size when it was idle, once all connections of an input are closed."""
+LIVEZ_SECONDS: Final = 1.0
+"""The longest time to an answer of /livez beside an input, on cores that sender, edge, router and worker share."""
+TOKEN: Final = "a-valid-token-0123456789"
 
 
 class Spent:
@@ -88,10 +107,11 @@ class Spent:
 class Watch:
     """One input's spending against what it may cost."""
 
-    def __init__(self, cluster: Cluster, recipe: Recipe, size: int) -> None:
+    def __init__(self, cluster: Cluster, recipe: Recipe | HttpRecipe, size: int) -> None:
         self._recipe, self._size = recipe, size
-        self._spent = {name: Spent(cluster.processes[name].pid) for name in BUDGETS}
-        self._processes = {name: cluster.processes[name] for name in BUDGETS}
+        self._budgets = _budgets(recipe)
+        self._spent = {name: Spent(cluster.processes[name].pid) for name in self._budgets}
+        self._processes = {name: cluster.processes[name] for name in self._budgets}
 
     def wait(self, call: Any) -> None:
         """Until the call is over. Raises Broken if one of them spends too much meanwhile."""
@@ -116,7 +136,7 @@ class Watch:
         for name, spent in self._spent.items():
             if (code := self._processes[name].poll()) is not None:
                 raise Broken(f"{name} has ended with status {code}")
-            memory, seconds, budget = spent.memory, spent.seconds, BUDGETS[name]
+            memory, seconds, budget = spent.memory, spent.seconds, self._budgets[name]
             if memory > budget.memory(self._size):
                 told = f"{memory >> 20:,} MiB for {self._size:,} bytes; {int(budget.memory(self._size)) >> 20:,} are allowed"
                 raise Broken(f"{self._recipe.verb}: the memory of {name} grew by {told}")
@@ -130,25 +150,39 @@ class Watch:
         return {name: (round(spent.memory / (1 << 20), 1), round(spent.seconds, 2)) for name, spent in self._spent.items()}
 
 
+def _budgets(recipe: Recipe | HttpRecipe) -> Mapping[str, Budget]:
+    """Return the budget of each process that an input may reach."""
+    if isinstance(recipe, Recipe) or recipe.credential == "valid":
+        return BUDGETS
+    return {**BUDGETS, "edge-0": STRANGERS_BUDGET, GUARDED: STRANGERS_BUDGET}
+
+
 class Caller:
-    """Tries inputs on a mesh, which is started anew after each that has broken it."""
+    """Tries inputs on a mesh, which is started again after each that has broken it."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         tiny_kinds.write_kinds(root / "models")
+        write_package_kinds(root / "models")
         # The state: a mesh that is well, its channel, and what it answers to a good request.
         self._cluster: Cluster | None = None
         self._channel: grpc.Channel
         self._expected: NDArray[np.float32]
+        self._idle_bytes = 0
+        self._tei_address = ""
         self._starts = 0
         self.last: Watch | None = None
 
     def one(self, data: bytes) -> None:
-        recipe = products.read(data)
+        recipe = products.read(data) or http_products.read(data)
         if recipe is None:
             return
         try:
-            self._try(self._cluster or self._start(), recipe)
+            cluster = self._cluster or self._start()
+            if isinstance(recipe, HttpRecipe):
+                self._try_http(cluster, recipe)
+            else:
+                self._try(cluster, recipe)
         except BaseException:
             self.close()
             raise
@@ -158,7 +192,7 @@ class Caller:
         if self._cluster is None:
             return
         self._channel.close()
-        for name in [*self._cluster.workers, *self._cluster.routers, "redis"]:
+        for name in [*self._cluster.edges, *self._cluster.workers, *self._cluster.routers, "redis"]:
             self._cluster.kill(name)
         self._cluster = None
 
@@ -168,13 +202,51 @@ class Caller:
         directory.mkdir()
         environment = {"SHOAL_HEARTBEAT_SECONDS": "0.5", "SHOAL_LOG_LEVEL": "WARNING"}
         self._cluster = Cluster(directory, models=str(self._root / "models"), environment=environment).__enter__()
-        self._channel = grpc.insecure_channel(self._cluster.address, [("grpc.max_receive_message_length", -1)])
+        self._start_edge(self._cluster, directory)
+        self._channel = grpc.insecure_channel(self._cluster.addresses[0], [("grpc.max_receive_message_length", -1)])
         for verb in products.VERBS:
             for adapter in (False, True):
-                warm = Recipe(verb, shared=("words", 5), labels=2, forms=3 * (verb == "encode"), adapter=adapter, deadline=30.0)
+                forms, entities = 3 * (verb in ("encode", "generation")), 2 * (verb == "relations")
+                warm = Recipe(
+                    verb, shared=("words", 5), labels=2, forms=forms, entities=entities, adapter=adapter, deadline=30.0
+                )  # fmt: skip
                 self._call(warm.path, warm.body(), "good", warm.deadline).result()
         self._expected = self._vectors(self._good())
         return self._cluster
+
+    def _start_edge(self, cluster: Cluster, directory: Path) -> None:
+        """Start an edge before a router that asks for tokens, beside the open one that gRPC inputs go to."""
+        (directory / "tokens.yaml").write_text(f"tokens:\n  - {{token: {TOKEN}, subject: fuzz, role: client, tenant: hostile}}\n")
+        cluster.ports.append(lasting_port())
+        cluster.routers.append(GUARDED)
+        cluster.start(GUARDED, {"SHOAL_TOKENS": str(directory / "tokens.yaml")})
+        self._tei_address = f"127.0.0.1:{lasting_port()}"
+        cluster.edges.append("edge-0")
+        cluster.edge_ports.append(lasting_port())
+        doors = f"{self._tei_address}={tiny_kinds.FORMS}"
+        cluster.start("edge-0", {"SHOAL_ROUTERS": cluster.addresses[-1], "SHOAL_TEI_GRPC_ADDRESSES": doors})
+        warm = HttpRecipe(credential="valid")
+        wait_until(lambda: send(warm, cluster.http_addresses[0], self._tei_address, TOKEN) == [200], 60.0, "the edge to answer")
+        self._idle_bytes = resident_bytes(cluster.processes["edge-0"].pid)
+
+    def _try_http(self, cluster: Cluster, recipe: HttpRecipe) -> None:
+        address = cluster.http_addresses[0]
+        watch = self.last = Watch(cluster, recipe, recipe.connections * len(recipe.request(TOKEN)))
+        with ThreadPoolExecutor(1) as thread, Liveness(address) as liveness:
+            sent = thread.submit(send, recipe, address, self._tei_address, TOKEN)
+            watch.wait(sent)
+            good = self._good()
+            watch.wait(good)
+            watch.calm()
+        if liveness.worst_seconds > LIVEZ_SECONDS:
+            raise Broken(f"{recipe.verb}: /livez took {liveness.worst_seconds:.1f} s")
+        if 500 in sent.result():
+            raise Internal(f"{recipe.path} was answered with 500")
+        if (code := good.code()) is not grpc.StatusCode.OK:
+            raise Broken(f"{recipe.verb}: a good request of another tenant failed beside it: {code.name}: {good.details()}")
+        kept = resident_bytes(cluster.processes["edge-0"].pid) - self._idle_bytes
+        if kept > KEPT_BYTES:
+            raise Broken(f"{recipe.verb}: the edge keeps {kept >> 20:,} MiB after its connections are closed")
 
     def _try(self, cluster: Cluster, recipe: Recipe) -> None:
         body = recipe.body()
@@ -215,4 +287,9 @@ def _open() -> Iterator[Try]:
             caller.close()
 
 
-TARGETS: Final = (Target("amplification", products.make, _open, share=6.0, memory_bytes=64 << 30, hang_seconds=120.0),)
+def make(random: Random, known: Sequence[bytes]) -> bytes:
+    """An input of either kind."""
+    return (http_products if random.random() < 0.5 else products).make(random, known)
+
+
+TARGETS: Final = (Target("amplification", make, _open, share=6.0, memory_bytes=64 << 30, hang_seconds=120.0),)

@@ -37,12 +37,17 @@ LETTERS: Final[Mapping[str, str]] = {
     "quotes": "``",  # replaced by the tokenizer
     "unknown": "\u6771 ",
 }
-VERBS: Final = ("encode", "search", "pairs", "hypotheses", "prompts", "labels")
+VERBS: Final = ("encode", "search", "pairs", "hypotheses", "prompts", "labels", "relations", "structures", "generation")
+_LABELLED: Final = ("hypotheses", "prompts", "labels", "relations", "structures")
 
 # What the contract allows of a shared text, by verb, and of a label and an instruction: most of what is beyond is soon refused.
-_SHARED: Final = {"encode": 16_000, "search": 130_000, "pairs": 130_000, "hypotheses": 1_000, "prompts": 1_000, "labels": 0}
+_SHARED: Final = {"encode": 16_000, "search": 130_000, "pairs": 130_000, "hypotheses": 1_000, "prompts": 1_000, "labels": 0,
+           "relations": 0, "structures": 0, "generation": 16_000}  # fmt: skip
 _LABEL: Final = 1_000
 _INSTRUCTION: Final = 16_000
+
+RELATIONS, STRUCTURES, GENERATION = "tiny/relations", "tiny/structures", "tiny/generation"
+"""Models of `package_kinds.py`, whose import takes seconds."""
 
 Text = tuple[str, int]
 """A key of LETTERS, and about how many bytes."""
@@ -52,8 +57,11 @@ Text = tuple[str, int]
 class Recipe:
     """A request: `items` times `text`; `shared` is the instruction, query or hypothesis, `instruction` the one beside a query.
 
-    `empty`: items without content; `unknown`: a field that the contract lacks, as a group so deep and of so many bytes; `deadline`:
-    the caller's, in seconds.
+    Args:
+        entities: entities given with each item, for `relations`.
+        empty: items without content.
+        unknown: a field that the contract lacks, as nested groups: their depth, and bytes in the innermost.
+        deadline: the caller's, in seconds.
     """
 
     verb: str = "encode"
@@ -64,6 +72,7 @@ class Recipe:
     labels: int = 0
     label: Text = ("words", 5)
     forms: int = 0
+    entities: int = 0
     empty: int = 0
     unknown: tuple[int, int] = (0, 0)
     adapter: bool = False
@@ -86,7 +95,9 @@ class Recipe:
         return self._request().SerializeToString() + _unknown(*self.unknown)
 
     def _request(self) -> Message:
-        items = [pb.Item(text=_text(self.text, self.items))] * self.items + [pb.Item()] * self.empty
+        text = _text(self.text, self.items)
+        given = [pb.Entity(start=2 * place, end=2 * place + 1, label="a") for place in range(self.entities)]
+        items = [pb.Item(text=text, entities=given)] * self.items + [pb.Item()] * self.empty
         shared, instruction = _text(self.shared), _text(self.instruction)
         labels = [f"{number} {_text(self.label, self.labels)}" for number in range(self.labels)]
         adapter = tiny_kinds.ADAPTER if self.adapter else ""
@@ -100,6 +111,18 @@ class Recipe:
             return pb.ScoreRequest(model=model, query=pb.Item(text=shared), documents=items, instruction=instruction)
         if self.verb == "labels":
             return pb.ExtractRequest(model=tiny_kinds.LABELS, items=items, entities=pb.EntitiesTask(labels=labels))
+        if self.verb == "relations":
+            return pb.ExtractRequest(model=RELATIONS, items=items, relations=pb.RelationsTask(labels=labels, threshold=0.0))
+        if self.verb == "structures":
+            fields = [pb.SchemaField(name=label[:250]) for label in labels]
+            structures = [pb.SchemaStructure(name=str(number), fields=fields[number::16]) for number in range(min(16, len(fields)))]
+            return pb.ExtractRequest(
+                model=STRUCTURES, items=items, structure=pb.StructureTask(structures=structures, threshold=0.0)
+            )
+        if self.verb == "generation":
+            return pb.ExtractRequest(
+                model=GENERATION, items=items, text=pb.TextTask(instruction=shared, max_tokens=max(1, self.forms))
+            )
         model = tiny_kinds.HYPOTHESES if self.verb == "hypotheses" else tiny_kinds.FORMS
         hypothesis = shared and f"{{}} {shared}"
         return pb.ExtractRequest(model=model, items=items, classify=pb.ClassifyTask(labels=labels, hypothesis=hypothesis))
@@ -116,7 +139,7 @@ def read(data: bytes) -> Recipe | None:
         told = json.loads(data).items()
         values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in told}
         recipe = Recipe(**values)
-        counts = (recipe.items, recipe.empty, recipe.labels, recipe.forms, *recipe.unknown)
+        counts = (recipe.items, recipe.empty, recipe.labels, recipe.forms, recipe.items * recipe.entities, *recipe.unknown)
         sizes = [_bytes(text) for text in (recipe.text, recipe.shared, recipe.instruction, recipe.label)]
         within = 0 < recipe.deadline <= 10 and max(counts) <= 1 << 20 and max(sizes) <= MOST_BYTES and min(*counts, *sizes) >= 0
     except (ValueError, TypeError, AttributeError, KeyError):
@@ -136,32 +159,33 @@ def make(random: Random, known: Sequence[bytes]) -> bytes:
 
 def _drawn(random: Random) -> Recipe:
     verb = random.choice(VERBS)
-    labelled = verb in ("hypotheses", "prompts", "labels")
+    labelled = verb in _LABELLED
     odd, legal = random.random() < 0.1, random.random() < 0.6
     shared, label, instruction = (_SHARED[verb], _LABEL, _INSTRUCTION) if legal else (MOST_BYTES,) * 3
     return Recipe(
         verb=verb,
-        items=_count(random, MOST_ITEMS),
+        items=count(random, MOST_ITEMS),
         text=_letters(random, 1, MOST_BYTES),
         shared=_letters(random, 0, shared) if random.random() < 0.8 else ("words", 20),
         instruction=_letters(random, 0, instruction) if random.random() < 0.3 else ("words", 0),
-        labels=_count(random, MOST_LABELS) if labelled else 0,
+        labels=count(random, MOST_LABELS) if labelled else 0,
         label=_letters(random, 1, label) if labelled else ("words", 5),
-        forms=_count(random, 2000) if verb == "encode" and random.random() < 0.3 else 0,
-        empty=_count(random, 1 << 20) if odd else 0,
-        unknown=(_count(random, 50_000), _count(random, MOST_BYTES >> 2)) if random.random() < 0.1 else (0, 0),
+        forms=count(random, 2000) if verb == "generation" or (verb == "encode" and random.random() < 0.3) else 0,
+        entities=count(random, 400) if verb == "relations" else 0,
+        empty=count(random, 1 << 20) if odd else 0,
+        unknown=(count(random, 50_000), count(random, MOST_BYTES >> 2)) if random.random() < 0.1 else (0, 0),
         adapter=verb == "encode" and random.random() < 0.2,
         deadline=random.choice(DEADLINES),
     )
 
 
-def _count(random: Random, most: int) -> int:
-    """As likely between 1 and 10 as between 1,000 and 10,000."""
+def count(random: Random, most: int) -> int:
+    """Return a number up to `most`, as likely between 1 and 10 as between 1,000 and 10,000."""
     return int(most ** random.random()) if most else 0
 
 
 def _letters(random: Random, least: int, most: int) -> Text:
-    return random.choice(list(LETTERS)), max(least, _count(random, most))
+    return random.choice(list(LETTERS)), max(least, count(random, most))
 
 
 def _text(text: Text, times: int = 1) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
 import subprocess
 import sys
@@ -10,8 +12,9 @@ from pathlib import Path
 import pytest
 from shoal.v1 import inference_pb2 as pb
 
-from tests.fuzz import amplification, products, tiny_kinds
+from tests.fuzz import amplification, http_products, products, tiny_kinds
 from tests.fuzz.amplification import BUDGETS, Budget, Caller, Spent
+from tests.fuzz.http_products import HttpRecipe
 from tests.fuzz.products import Recipe
 from tests.fuzz.target import Broken
 
@@ -36,6 +39,26 @@ def test_recipes_are_read_as_they_were_written_and_stay_small() -> None:
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"verb": "gone"}', b'{"items": 1e99}', b'{"shared": ["words", 99999999]}'])
 def test_what_is_no_recipe_is_no_request(data: bytes) -> None:
     assert products.read(data) is None
+
+
+def test_http_recipes_are_read_as_they_were_written_and_stay_within_their_bounds() -> None:
+    chance, known = random.Random(5), list[bytes]()
+    for _ in range(100):
+        data = http_products.make(chance, known)
+        recipe = http_products.read(data)
+        assert recipe is not None
+        assert recipe.to_json() == data
+        assert products.read(data) is None, "an input is of one kind"
+        assert recipe.connections * len(recipe.request("token")) <= 2 * http_products.MAX_WIRE_BYTES + MIB
+        known.append(data)
+
+
+def test_an_http_recipe_is_a_request_of_its_size() -> None:
+    recipe = HttpRecipe("/v1/embeddings", body=4000, encoding="gzip", credential="valid", headers=3, header_bytes=10)
+    head, _, body = recipe.request("a-token").partition(b"\r\n\r\n")
+    assert b"authorization: Bearer a-token" in head
+    assert head.count(b"vvvvvvvvvv") == 3
+    assert len(json.loads(gzip.decompress(body))["input"]) == 1000
 
 
 def test_a_recipe_is_the_request_that_it_tells_of() -> None:

@@ -54,7 +54,7 @@ class Cluster:
         self.routers = [f"router-{number}" for number in range(routers)]
         self.schedulers = [f"scheduler-{number}" for number in range(schedulers)]
         self.edges = [f"edge-{number}" for number in range(edges)]
-        self._edge_ports = [lasting_port() for _ in range(edges)]
+        self.edge_ports = [lasting_port() for _ in range(edges)]
         self._scheduler_ports = [lasting_port() for _ in range(schedulers)]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.each = dict(each or {})
@@ -86,7 +86,7 @@ class Cluster:
 
     @property
     def http_addresses(self) -> list[str]:
-        return [f"127.0.0.1:{port}" for port in self._edge_ports]
+        return [f"127.0.0.1:{port}" for port in self.edge_ports]
 
     @property
     def redis_url(self) -> str:

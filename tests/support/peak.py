@@ -23,6 +23,15 @@ class Peak:
         return self.bytes - self._before
 
     def _bytes(self, field: str) -> int:
-        found = re.search(rf"{field}:\s+(\d+) kB", self._status.read_text())
-        assert found is not None, f"{self._status} has no {field}"
-        return int(found[1]) * 1024
+        return _read(self._status, field)
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the memory that a process holds now (VmRSS), in bytes."""
+    return _read(Path(f"/proc/{pid}/status"), "VmRSS")
+
+
+def _read(status: Path, field: str) -> int:
+    found = re.search(rf"{field}:\s+(\d+) kB", status.read_text())
+    assert found is not None, f"{status} has no {field}"
+    return int(found[1]) * 1024
