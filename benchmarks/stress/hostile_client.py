@@ -1,6 +1,7 @@
-"""The hostile tenant of `benchmarks.stress.hostile`, in a process of its own: asks in turn for what multiplies most, at a rate.
+"""The hostile tenant of `benchmarks.stress.hostile`, in a separate process: sends the attacks of one kind in turn, at a rate.
 
-`python -m benchmarks.stress.hostile_client ADDRESS REQUESTS_PER_SECOND`; it ends with its input, and prints each kind's outcomes.
+`python -m benchmarks.stress.hostile_client KIND ADDRESS HTTP_ADDRESS REQUESTS_PER_SECOND`; it ends when its input ends, and prints
+the outcomes of each attack.
 """
 
 from __future__ import annotations
@@ -9,113 +10,95 @@ import asyncio
 import json
 import sys
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from itertools import cycle
-from typing import Any, Final
+from typing import Final
 
 import grpc
 import grpc.aio
 from google.rpc import error_details_pb2, status_pb2
-from shoal.v1 import inference_pb2 as pb
 
-from benchmarks.common.texts import MINILM_ID
-from tests.fuzz.tiny_kinds import LABELS, PAIRS
+from benchmarks.stress.hostile_kinds import KINDS, Attack
 
 TENANT: Final = "hostile"
 DEADLINE_SECONDS: Final = 2.0
+UNREAD_SECONDS: Final = 10.0
+"""How long a connection is held whose answer is not read."""
 CANCEL_SECONDS: Final = 0.05
-MIB: Final = 1 << 20
-# The most that the contract allows (docs/security.md). What all items make a worker read, with what each repeats, is 256 MiB, and
-# what an answer may repeat of labels 8 MiB.
-INSTRUCTION, HYPOTHESIS, LABEL, QUERY, TEXT = 16_384, 1_024, 1_024, 131_072, 4 * MIB
-MANY: Final = 2_000
-MANY_TIMES_QUERY: Final = 1_900
-"""Documents, each of which is read with the largest query."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attack:
-    """A request as it goes out. `legal`: within the limits of every field, so that it must be served or run out of its time."""
-
-    name: str
-    method: str
-    body: bytes
-    legal: bool
-
-
-def attacks() -> list[Attack]:
-    """Of each product one at its limit and one far beyond it."""
-    words, rows = "shoal of fish ", [pb.Item(text=f"text {number}") for number in range(MANY)]
-    labels = [f"{number} {'l' * LABEL}"[:LABEL] for number in range(256)]
-    long = [pb.Item(text=_exactly(words, MIB)) for _ in range(16)]
-
-    def encode(items: list[pb.Item], instruction: str = "") -> pb.EncodeRequest:
-        return pb.EncodeRequest(model=MINILM_ID, items=items, instruction=instruction)
-
-    def score(model: str, documents: list[pb.Item], query: str) -> pb.ScoreRequest:
-        return pb.ScoreRequest(model=model, query=pb.Item(text=query), documents=documents)
-
-    def classify(hypothesis: str, names: list[str]) -> pb.ExtractRequest:
-        return pb.ExtractRequest(model=MINILM_ID, items=rows[:31], classify=pb.ClassifyTask(labels=names, hypothesis=hypothesis))
-
-    def entities(items: list[pb.Item], names: list[str]) -> pb.ExtractRequest:
-        return pb.ExtractRequest(model=LABELS, items=items, entities=pb.EntitiesTask(labels=names))
-
-    made: list[tuple[str, bool, Any]] = [
-        ("instruction x items", True, encode(rows, _exactly(words, INSTRUCTION))),
-        ("instruction x items", False, encode(rows, _exactly(words, 2 * MIB))),
-        ("hypothesis x labels", True, classify("{}" + _exactly(words, HYPOTHESIS - 2), labels)),
-        ("hypothesis x labels", False, classify("{}" + "h" * (4 * MIB), ["a", *labels[:255]])),
-        ("long texts", True, encode(long)),
-        ("texts that grow", True, encode([pb.Item(text="\ufdfa" * (TEXT // 3))])),
-        ("one text too long", False, encode([pb.Item(text="w" * (2 * TEXT))])),
-        ("query x documents", True, score(PAIRS, rows[:MANY_TIMES_QUERY], _exactly(words, QUERY))),
-        ("query x documents", False, score(PAIRS, rows, _exactly(words, 4 * MIB))),
-        ("query of vectors", True, score(MINILM_ID, rows, _exactly(words, QUERY))),
-        ("labels x items", True, entities(rows[:31], labels)),
-        ("labels x items", False, entities(rows, ["l" * MIB, *map(str, range(24))])),
-    ]
-    methods = {"EncodeRequest": "Encode", "ScoreRequest": "Score", "ExtractRequest": "Extract"}
-    return [Attack(name, methods[type(one).__name__], one.SerializeToString(), legal) for name, legal, one in made]
-
-
-def _exactly(words: str, size: int) -> str:
-    return (words * (size // len(words) + 1))[:size]
 
 
 class Hostile:
-    """Asks in an open loop; every second request is cancelled at once, the others are left to run out of their time."""
+    """Sends in an open loop; every second round of attacks is cancelled at once, the others are left to run out of their time."""
 
-    def __init__(self, channel: grpc.aio.Channel, tenant: str = TENANT) -> None:
-        self._channel, self._metadata = channel, (("x-shoal-tenant", tenant),)
-        # The state: calls under way, and what became of the others, by name.
-        self._flying: set[asyncio.Task[None]] = set()
+    def __init__(self, channel: grpc.aio.Channel, http_address: str, tenant: str = TENANT) -> None:
+        self._channel, self._http_address, self._tenant = channel, http_address, tenant
+        # The state: requests in flight, and the outcomes of the others, by name.
+        self._in_flight: set[asyncio.Task[None]] = set()
         self.outcomes: dict[str, Counter[str]] = defaultdict(Counter)
 
-    async def run(self, rate: float) -> None:
-        """Until it is cancelled."""
+    async def run(self, kind: str, rate: float) -> None:
+        """Send until the task is cancelled."""
+        attacks = KINDS[kind]()
+        cancelled = cycle([False] * len(attacks) + [True] * len(attacks))
         try:
-            for attack, is_cancelled in zip(cycle(attacks()), cycle([False] * 12 + [True] * 12), strict=False):
-                task = asyncio.create_task(self.ask(attack, is_cancelled=is_cancelled))
-                self._flying.add(task)
-                task.add_done_callback(self._flying.discard)
+            for attack, is_cancelled in zip(cycle(attacks), cancelled, strict=False):
+                task = asyncio.create_task(self.send(attack, is_cancelled=is_cancelled and attack.is_read))
+                self._in_flight.add(task)
+                task.add_done_callback(self._in_flight.discard)
                 await asyncio.sleep(1 / rate)
         finally:
-            for task in list(self._flying):
+            for task in list(self._in_flight):
                 task.cancel()
 
-    async def ask(self, attack: Attack, *, is_cancelled: bool = False) -> None:
-        """Notes what became of it."""
+    async def send(self, attack: Attack, *, is_cancelled: bool = False) -> None:
+        """Send one attack, and count its outcome."""
+        if attack.method.startswith("/"):
+            outcome = await self._post(attack)
+        elif attack.is_read:
+            outcome = await self._call(attack, is_cancelled)
+        else:
+            outcome = await self._stream(attack)
+        self.outcomes[f"{attack.name}, {'legal' if attack.legal else 'too large'}"][outcome] += 1
+
+    async def _call(self, attack: Attack, is_cancelled: bool) -> str:
         method = self._channel.unary_unary(f"/shoal.v1.InferenceService/{attack.method}", bytes, bytes)
-        call = method(attack.body, timeout=DEADLINE_SECONDS, metadata=self._metadata)
+        call = method(attack.body, timeout=DEADLINE_SECONDS, metadata=(("x-shoal-tenant", self._tenant),))
         if is_cancelled:
             asyncio.get_running_loop().call_later(CANCEL_SECONDS, call.cancel)
-        why = _reason(await call.code(), await call.trailing_metadata())
-        self.outcomes[f"{attack.name}, {'legal' if attack.legal else 'too large'}"][why] += 1
+        return _reason(await call.code(), await call.trailing_metadata())
+
+    async def _stream(self, attack: Attack) -> str:
+        """Read the first message of a stream and no other."""
+        method = self._channel.unary_stream(f"/shoal.v1.InferenceService/{attack.method}", bytes, bytes)
+        call = method(attack.body, timeout=UNREAD_SECONDS, metadata=(("x-shoal-tenant", self._tenant),))
+        try:
+            await call.read()
+        except grpc.aio.AioRpcError as error:
+            return _reason(error.code(), error.trailing_metadata())
+        await asyncio.sleep(UNREAD_SECONDS)
+        call.cancel()
+        return "unread"
+
+    async def _post(self, attack: Attack) -> str:
+        """Send a request whose answer is never read."""
+        host, _, port = self._http_address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        head = f"POST {attack.method} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        head += f"x-shoal-tenant: {self._tenant}\r\ncontent-length: {len(attack.body)}\r\n\r\n"
+        writer.write(head.encode() + attack.body)
+        line = b""
+        try:
+            async with asyncio.timeout(UNREAD_SECONDS):
+                line = await reader.readline()
+                await asyncio.sleep(UNREAD_SECONDS)
+        except TimeoutError:
+            pass
+        finally:
+            writer.transport.abort()
+        return f"HTTP {line[9:12].decode()}" if line else "no answer"
 
 
 def _reason(code: grpc.StatusCode, metadata: grpc.aio.Metadata | None) -> str:
-    """Of a refusal the mesh's own word for it, such as RATE_LIMITED; else the code."""
+    """Return the mesh's reason of a refusal, such as RATE_LIMITED; for anything else the code."""
     details = dict(list(metadata or ())).get("grpc-status-details-bin", b"")
     info = error_details_pb2.ErrorInfo()
     for detail in status_pb2.Status.FromString(details if isinstance(details, bytes) else b"").details:
@@ -124,10 +107,10 @@ def _reason(code: grpc.StatusCode, metadata: grpc.aio.Metadata | None) -> str:
     return code.name
 
 
-async def main(address: str, rate: float) -> None:
+async def main(kind: str, address: str, http_address: str, rate: float) -> None:
     async with grpc.aio.insecure_channel(address) as channel:
-        hostile = Hostile(channel)
-        running = asyncio.create_task(hostile.run(rate))
+        hostile = Hostile(channel, http_address)
+        running = asyncio.create_task(hostile.run(kind, rate))
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
         running.cancel()
         await asyncio.wait([running])
@@ -135,4 +118,4 @@ async def main(address: str, rate: float) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], float(sys.argv[2])))
+    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4])))

@@ -8,11 +8,11 @@ import pytest
 from shoal.v1 import inference_pb2 as pb
 
 from benchmarks.stress.hostile import Asked, Found, Memory
-from benchmarks.stress.hostile_client import Attack, attacks
+from benchmarks.stress.hostile_kinds import KINDS, Attack, texts
 from libs.errors import InvalidInput
 from services.router.admission.validation import requests
 
-ATTACKS = {f"{attack.name}, {'legal' if attack.legal else 'too large'}": attack for attack in attacks()}
+ATTACKS = {f"{attack.name}, {'legal' if attack.legal else 'too large'}": attack for attack in texts()}
 
 
 def check(attack: Attack) -> None:
@@ -34,20 +34,33 @@ def test_an_attack_is_as_legal_as_it_says(name: str) -> None:
 
 
 def test_there_is_one_of_each_product_at_its_limit_and_one_beyond() -> None:
-    names = {name: {attack.legal for attack in ATTACKS.values() if attack.name == name} for name in {one.name for one in attacks()}}
+    names = {name: {attack.legal for attack in ATTACKS.values() if attack.name == name} for name in {one.name for one in texts()}}
     assert len(names) >= 8
     assert sum(legal == {True, False} for legal in names.values()) >= 4
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "texts"])
+def test_attacks_of_the_other_kinds_are_named_and_have_a_body(kind: str) -> None:
+    for attack in KINDS[kind]():
+        assert attack.name
+        assert attack.body
+        assert attack.is_read == (kind != "slow-readers")
 
 
 @pytest.mark.parametrize(
     ("beside", "errors", "peak", "faults"),
     [
-        (20.0, Counter[str](), 100, []),
-        (20.1, Counter[str](), 100, ["the light tenant's p99 is 2.0 times what it is alone; at most 2 is allowed"]),
-        (10.0, Counter({"RESOURCE_EXHAUSTED": 1}), 100, ["the light tenant's requests failed: {'RESOURCE_EXHAUSTED': 1}"]),
-        (10.0, Counter[str](), 101, ["router took more memory than it may"]),
+        (400.0, Counter[str](), 100, []),
+        (401.0, Counter[str](), 100, ["texts: the light tenant's p99 is 401 ms; at most 400 ms is allowed"]),
+        (10.0, Counter({"RESOURCE_EXHAUSTED": 1}), 100, ["texts: the light tenant's requests failed: {'RESOURCE_EXHAUSTED': 1}"]),
+        (10.0, Counter[str](), 101, ["texts: router took more memory than it may"]),
     ],
 )
-def test_what_is_found_is_judged_by_its_bounds(beside: float, errors: Counter[str], peak: int, faults: list[str]) -> None:
-    found = Found(Asked([10.0]), Asked([beside], errors), {}, {"router": Memory(10, peak, 100)})
+def test_bounds_that_are_not_met_are_reported(beside: float, errors: Counter[str], peak: int, faults: list[str]) -> None:
+    found = Found("texts", Asked([200.0]), Asked([beside], errors), {}, {"router": Memory(10, peak, 100)})
     assert found.faults == faults
+
+
+def test_a_short_latency_alone_leaves_the_floor_as_the_bound() -> None:
+    found = Found("texts", Asked([10.0]), Asked([299.0]), {}, {})
+    assert found.faults == []

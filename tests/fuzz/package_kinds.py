@@ -5,13 +5,18 @@ Their packages take seconds to import, so they are apart from `tiny_kinds.py`.
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Final
 
 from tests.fuzz.products import GENERATION, RELATIONS, STRUCTURES
 from tests.generation import served
 from tests.parity import gliner2_models, glirel_models
+
+POSITIONS: Final = 8192
+"""Of the chat model, which has rotary positions: more than the longest answer."""
 
 
 def write_package_kinds(root: Path) -> None:
@@ -22,3 +27,6 @@ def write_package_kinds(root: Path) -> None:
         shutil.copytree(relations.directory, root / RELATIONS)
         shutil.copytree(structures.directory, root / STRUCTURES)
     served.write("qwen3", root / GENERATION)
+    for name, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
+        path = root / GENERATION / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: POSITIONS}))

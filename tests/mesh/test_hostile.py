@@ -1,4 +1,4 @@
-"""A light tenant beside one that asks for the largest products it can, at their limits and beyond (`hostile_client.py`).
+"""A light tenant beside one that asks for the largest products it can, at their limits and beyond (`hostile_kinds.py`).
 
 What is judged is the order: once an attack is in the lanes, or was refused, the light tenant is answered before the attack's time
 runs out. How long that takes, and what it costs in memory, `make bench-hostile` measures.
@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 from shoal.v1 import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc
 
-from benchmarks.stress.hostile_client import TENANT, Attack, attacks
+from benchmarks.stress.hostile_client import TENANT
+from benchmarks.stress.hostile_kinds import Attack, texts
 from services.local.settings import MINILM
 from tests.fuzz.tiny_kinds import LABELS, PAIRS, write_kinds
 from tests.support.cluster import Cluster
 
-ATTACKS = {f"{attack.name}, {'at its limit' if attack.legal else 'too large'}": attack for attack in attacks()}
+ATTACKS = {f"{attack.name}, {'at its limit' if attack.legal else 'too large'}": attack for attack in texts()}
 ATTACK_SECONDS = 20.0
 LIGHT_REQUESTS = 3
 """Beside each attack."""

@@ -109,6 +109,17 @@ def bomb(size: int) -> bytes:
     return _page(stream(zlib.compress(b"0 0 9 9 re f " * (size // 13), 9), b"/Filter /FlateDecode"))
 
 
+def slow(operations: int = 100, side: int = 1990) -> bytes:
+    """A page with a shading that computes `operations` for each of its 4 × side × side pixels at 144 dots per inch.
+
+    The defaults take about as much processor time as a page may take, or more.
+    """
+    function = stream(b"{" + b"dup sin " * (operations // 2) + b"pop pop 0}", b"/FunctionType 4 /Domain [0 1 0 1] /Range [0 1]")
+    form = b"/ShadingType 1 /ColorSpace /DeviceGray /Matrix [%d 0 0 %d 0 0] /Function 5 0 R" % (side, side)
+    resources = b"<< /Shading << /S << %s >> >> >>" % form
+    return _page(stream(b"/S sh"), {5: function}, box=b"[0 0 %d %d]" % (side, side), resources=resources)
+
+
 def hostile() -> dict[str, bytes]:
     """Files that must be refused."""
     good = document(["a page"])
