@@ -17,14 +17,18 @@ import grpc
 from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from shoal.errors import ShoalError
+from shoal.transport.wire import Metadata
 
-from libs.errors import InvalidInput, NoCapacity
+from libs.errors import DeadlinePassed, InvalidInput, NoCapacity
 from libs.serving import Security
+from libs.serving.calls.arrivals import Arrivals
+from libs.serving.calls.bounds import Bound
 from libs.serving.calls.call import new_request_id
 from libs.serving.calls.decode import parse
+from libs.serving.calls.guard import Guard
 from libs.serving.reflection import add_reflection
 from libs.serving.security.authentication import uris_of
-from libs.serving.server import OPTIONS
+from libs.serving.server import guarded_server, listen
 from libs.telemetry import metrics, traces
 from libs.telemetry.logs import REQUEST_ID, fields
 from services.edge.asgi import State
@@ -46,16 +50,26 @@ AHEAD_BYTES: Final = 4 << 20
 """Bytes of a stream that are read ahead."""
 MESSAGE_BYTES: Final = 16 << 20
 """The most bytes of a message, and of all messages of RerankStream."""
+MESSAGE_SECONDS: Final = 60.0
+"""How long a message may take to arrive from a caller that no router has answered yet."""
+ARRIVING_BYTES: Final = 2 * MESSAGE_BYTES
+"""The most bytes that the process may grow by while such messages arrive: those that are arriving then are cut off."""
 MOST_CALLS: Final = 1000
-MOST_MESSAGE: Final = 1000
-"""Characters of an error's text: statuses travel in headers of 8 KiB."""
+_MAX_ERROR_CHARACTERS: Final = 1000
+"""Of an error's text: statuses travel in headers of 8 KiB."""
 _COLLECTED: Final = "/tei.v1.Rerank/RerankStream"
 _CERTIFICATE: Final = "x509_pem_cert"
 
 
 class TeiServer:
-    """One listening address. `model`: what its callers ask; empty: what the aliases name. `default_seconds`: for calls without a
-    deadline."""
+    """One listening address.
+
+    Args:
+        model: what its callers ask; empty: what the aliases name.
+        identify: asks a router who calls, by the metadata of a call to it, and raises Problem if the caller is refused; called
+            before a message is read. None: the caller is known once a router has answered a message.
+        default_seconds: for calls without a deadline.
+    """
 
     def __init__(
         self,
@@ -65,6 +79,7 @@ class TeiServer:
         *,
         model: str = "",
         trust: Trust | None = None,
+        identify: Callable[[Metadata], Awaitable[object]] | None = None,
         in_flight_bytes: int = 512 << 20,
         default_seconds: float = 60.0,
         longest_seconds: float = 600.0,
@@ -75,12 +90,14 @@ class TeiServer:
         self._state = state
         self._model = model
         self._trust = trust or Trust()
+        self._identify = identify
         self._in_flight_bytes = in_flight_bytes
         self._default_seconds = default_seconds
         self._longest_seconds = longest_seconds
         self._health = health.aio.HealthServicer()
-        options = [*OPTIONS, ("grpc.max_receive_message_length", MESSAGE_BYTES)]
-        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MOST_CALLS)
+        self._calls = Bound(MOST_CALLS, "calls")
+        self._arrivals = Arrivals(growth_bytes=ARRIVING_BYTES)
+        self._server = guarded_server(Guard(), MESSAGE_BYTES)
 
     async def start(self, address: str, security: Security) -> None:
         """Listens. Raises NoCapacity if the address cannot be bound, InvalidInput for TLS files that cannot be used."""
@@ -90,13 +107,8 @@ class TeiServer:
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         add_reflection([*SERVICES, "grpc.health.v1.Health"], self._server)
         credentials = security.tls.credentials() if security.tls is not None else None
-        try:
-            add = self._server.add_insecure_port
-            port = add(address) if credentials is None else self._server.add_secure_port(address, credentials)
-        except RuntimeError as error:
-            raise NoCapacity(f"cannot listen on {address}: is another process there?") from error
+        self.address = listen(self._server, address, credentials)
         await self._server.start()
-        self.address = f"{address.rpartition(':')[0]}:{port}"
         log.info("listening", extra=fields({"address": self.address, "tls": credentials is not None, "protocol": "tei.v1"}))
 
     async def stop(self, grace_seconds: float) -> None:
@@ -111,9 +123,9 @@ class TeiServer:
             await self._health.set(name, status)
 
     def _handler(self, path: str, batch: Batch) -> grpc.RpcMethodHandler[Any, Any]:
-        async def unary(body: bytes, context: Context) -> bytes:
+        async def unary(_: object, context: Context) -> bytes:
             call = _Call(path, context, self._state, self._in_flight_bytes)
-            return await self._answered(call, lambda: self._one(call, batch, body))
+            return await self._answered(call, lambda: self._one(call, batch))
 
         async def collected(_: object, context: Context) -> bytes:
             call = _Call(path, context, self._state, self._in_flight_bytes)
@@ -127,16 +139,20 @@ class TeiServer:
             return grpc.stream_unary_rpc_method_handler(collected, None, None)
         if path.endswith("Stream"):
             return grpc.stream_stream_rpc_method_handler(streamed, None, None)
-        return grpc.unary_unary_rpc_method_handler(unary, None, None)
+        return grpc.stream_unary_rpc_method_handler(unary, None, None)
 
-    async def _one(self, call: _Call, batch: Batch, body: bytes) -> bytes:
+    async def _one(self, call: _Call, batch: Batch) -> bytes:
+        """The answer to the call's one message. Raises Problem, InvalidInput, NoCapacity, DeadlinePassed."""
+        body = await self._arrivals.read(call.context, MESSAGE_SECONDS)
+        if not isinstance(body, bytes):  # the end
+            raise InvalidInput("the call ended before its request arrived: send one message")
         call.hold(len(body))
         return (await self._ask(call, batch, [_parsed(batch, body)]))[0]
 
     async def _all(self, call: _Call, batch: Batch) -> bytes:
         """The one answer to all messages of a stream. Raises Problem, InvalidInput."""
         requests = []
-        async for body in _bodies(call.context):
+        async for body in self._bodies(call):
             call.hold(len(body))
             if call.held > MESSAGE_BYTES:
                 raise Problem("TOO_LARGE", f"the stream has more than the {MESSAGE_BYTES:,} bytes that are allowed")
@@ -149,7 +165,7 @@ class TeiServer:
         has_room = asyncio.Event()
 
         async def read() -> None:
-            async for body in _bodies(call.context):
+            async for body in self._bodies(call):
                 call.hold(len(body))
                 await waiting.put(body)
                 while call.held > AHEAD_BYTES:
@@ -176,6 +192,23 @@ class TeiServer:
                 has_room.set()
                 del held[:together]
 
+    async def _bodies(self, call: _Call) -> AsyncIterator[bytes]:
+        """The messages of a request stream. After the first one those of a known caller may take any time to arrive.
+
+        Raises NoCapacity, DeadlinePassed.
+        """
+        is_first = True
+        with suppress(grpc.aio.UsageError):  # the call is over
+            while True:
+                if call.is_known and not is_first:
+                    body = cast(object, await call.context.read())
+                else:
+                    body = await self._arrivals.read(call.context, MESSAGE_SECONDS)
+                if not isinstance(body, bytes):
+                    return
+                yield body
+                is_first = False
+
     async def _ask(self, call: _Call, batch: Batch, requests: Sequence[Message]) -> list[bytes]:
         """The answers' bytes, one a message. Raises Problem."""
         if self._state.is_open:
@@ -191,19 +224,24 @@ class TeiServer:
             except ShoalError as error:
                 raise Problem.of(error, step) from None
             step = step.answer(reply)
+        call.is_known = True
         return list(step.body)
 
     async def _answered(self, call: _Call, work: Callable[[], Awaitable[T]]) -> T:
         """What `work` returns; what goes wrong becomes a status, and the call is reported."""
         try:
             call.begin()
-            found = await work()
+            with self._calls:
+                if self._identify is not None:
+                    await self._identify(call.metadata(self._trust))
+                    call.is_known = True
+                found = await work()
             call.outcome = "OK"
             return found
         except Exception as error:
             problem = _problem(call, error)
             call.outcome = CODES.get(problem.reason, "INTERNAL")
-            await call.context.abort(grpc.StatusCode[call.outcome], problem.message[:MOST_MESSAGE])
+            await call.context.abort(grpc.StatusCode[call.outcome], problem.message[:_MAX_ERROR_CHARACTERS])
         finally:
             call.report()
 
@@ -215,6 +253,8 @@ class _Call:
         self.path = path
         self.context = context
         self.held = 0
+        self.is_known = False
+        """Whether a router has taken the caller's credential."""
         self._state = state
         self._in_flight_bytes = in_flight_bytes
         self.outcome = "CANCELLED"
@@ -241,7 +281,7 @@ class _Call:
         self.held -= size
         self._state.held_bytes -= size
 
-    def metadata(self, trust: Trust) -> Any:
+    def metadata(self, trust: Trust) -> Metadata:
         """What goes on to the router. Raises Problem."""
         certificate = _certificate(self.context) if trust.certificates else None
         found = metadata_of(self._headers, self.request_id, certificate, trust)
@@ -281,13 +321,6 @@ async def serving_tei(
         await asyncio.gather(*(server.stop(grace_seconds) for server in started))
 
 
-async def _bodies(context: Context) -> AsyncIterator[bytes]:
-    """The messages of a request stream, as bytes."""
-    with suppress(grpc.aio.UsageError):  # the call is over
-        while isinstance(body := cast(object, await context.read()), bytes):
-            yield body
-
-
 def _parsed(batch: Batch, body: bytes) -> Message:
     """Raises InvalidInput."""
     return parse(batch.request, body)
@@ -307,8 +340,8 @@ def _problem(call: _Call, error: BaseException) -> Problem:
         error = error.exceptions[0]
     if isinstance(error, Problem):
         return error
-    if isinstance(error, InvalidInput):
-        return Problem("INVALID_INPUT", error.message, field=error.field)
+    if isinstance(error, (InvalidInput, NoCapacity, DeadlinePassed)):
+        return Problem(error.reason, error.message, field=error.field)
     if isinstance(error, grpc.aio.InternalError):
         raise asyncio.CancelledError from None
     log.error("call failed", extra=fields({"method": call.path}), exc_info=error)
