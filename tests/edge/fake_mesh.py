@@ -17,8 +17,8 @@ from typing import Any
 
 import grpc
 import numpy as np
-from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import caller_pb2_grpc, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc, models_pb2, models_pb2_grpc
+from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity, PermissionDenied, Unauthenticated
 from libs.serving import Service, serving

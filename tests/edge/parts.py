@@ -12,8 +12,8 @@ from typing import Any
 
 import grpc
 import numpy as np
-from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import caller_pb2_grpc, inference_pb2_grpc, models_pb2, models_pb2_grpc, tensor_pb2
+from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import ModelNotFound
 from libs.serving import Security, Service, current_call, serving

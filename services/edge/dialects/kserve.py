@@ -505,16 +505,21 @@ def _named(received: Received) -> tuple[str, Target]:
     return name, target(received, wanted)
 
 
+def head_of(received: Received) -> bytes:
+    """The JSON of a body, behind which tensors may follow as bytes. Raises Problem."""
+    length = received.json_length
+    if not length:
+        return received.body
+    if not (length.isascii() and length.isdigit()) or len(length) > 12 or int(length) > len(received.body):
+        raise invalid("the header inference-header-content-length must be the bytes of the JSON in the body", "inputs")
+    return received.body[: int(length)]
+
+
 def _inputs(received: Received) -> tuple[InferIn, dict[str, Texts]]:
     """The request, and its texts by the names of their tensors. Raises Problem."""
-    raw = b""
-    if received.json_length:
-        length = received.json_length
-        if not (length.isascii() and length.isdigit()) or len(length) > 12 or int(length) > len(received.body):
-            raise invalid("the header inference-header-content-length must be the bytes of the JSON in the body", "inputs")
-        raw = received.body[int(length) :]
-        received = received.with_body(received.body[: int(length)])
-    request = read(InferIn, received)
+    head = head_of(received)
+    raw = received.body[len(head) :]
+    request = read(InferIn, received.with_body(head))
     tensors: dict[str, Texts] = {}
     at = 0
     for index, tensor in enumerate(request.inputs):
@@ -580,5 +585,7 @@ _GETS: Final[tuple[tuple[str, Callable[[Received], Question | Answer], str, type
 )
 ROUTES: Final = (
     *(Route("GET", path, KSERVE, ask, summary, answer=answer) for path, ask, summary, answer in _GETS),
-    Route("POST", "/v2/models/{model}/infer", KSERVE, infer, "Runs a model over tensors of text", InferIn, InferOut),
+    Route(
+        "POST", "/v2/models/{model}/infer", KSERVE, infer, "Runs a model over tensors of text", InferIn, InferOut, decoded=head_of
+    ),
 )
