@@ -54,7 +54,7 @@ class Budget:
 
     def check(self, reservation: Reservation, size: int) -> None:
         """Raises Problem QUEUE_FULL for more than the caller may hold. A request may take what it needs while it is alone."""
-        if self.held_bytes <= reservation.bytes:
+        if not size or self.held_bytes <= reservation.bytes:
             return
         free = self.limit_bytes - self.held_bytes
         if size > free:
