@@ -6,10 +6,11 @@ import asyncio
 import json
 import random
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import pytest
@@ -83,11 +84,11 @@ ATTACKS: Final = {
 
 
 @asynccontextmanager
-async def guarded(tmp_path: Path, script: Script | None = None, **environment: str) -> AsyncIterator[EdgeProcess]:
+async def guarded(tmp_path: Path, environment: Mapping[str, str] = MappingProxyType({})) -> AsyncIterator[EdgeProcess]:
     """An edge in a process, before a router that wants tokens."""
     security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
     async with AsyncExitStack() as stack:
-        router = await stack.enter_async_context(routing(script or Script(), security))
+        router = await stack.enter_async_context(routing(Script(), security))
         yield await stack.enter_async_context(edge_process(Script(), SHOAL_ROUTERS=router, **environment))
 
 
@@ -184,7 +185,7 @@ async def test_unfinished_bodies_leave_room_for_other_tenants(token: str, tmp_pa
     """Unfinished bodies, together as many bytes as may be in flight: on their way while others ask."""
     size = 14 * MIB
     limits = {"SHOAL_HTTP_IN_FLIGHT_BYTES": str(9 * size), "SHOAL_HTTP_BODY_BYTES": str(16 * MIB)}
-    async with guarded(tmp_path, **limits) as process:
+    async with guarded(tmp_path, environment=limits) as process:
         writers = await filled(process.http, size, {"authorization": f"Bearer {token}"} if token else {})
         large = {**BODY, "input": ["other " * 20_000] * 8}
         for _ in range(20):

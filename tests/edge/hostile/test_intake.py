@@ -20,6 +20,7 @@ from services.edge.intake.counting import MAX_DEPTH, MAX_OBJECTS, MAX_VALUES, Co
 from services.edge.messages import limits
 from services.edge.messages.base import Problem
 from services.router.admission.validation import limits as router_limits
+from tests.edge.test_server import until
 
 MIB = 1 << 20
 TEXTS = ("", 'a"b\\', '[{,"', '\\\\"', "],}", "x" * 20, 'é\\"', "\\", "\\" * 5 + '"', "\n", "🐟")
@@ -254,7 +255,7 @@ async def test_what_is_known_is_asked_again_while_it_is_still_taken() -> None:
     assert await callers.tenant(caller("a")) == "a"
     router.error = CannotConnect("no router")
     router.go.set()
-    await asyncio.sleep(0.01)
+    await until(lambda: not callers._asking)
     assert len(router.asked) == 2
     assert await callers.tenant(caller("a")) == "a", "that no router answers is no refusal"
     clock.seconds += KEPT_SECONDS
