@@ -19,6 +19,8 @@ from libs.telemetry.logs import fields
 from services.edge.asgi import Application, Bounds, State
 from services.edge.console import Console
 from services.edge.credentials import Trust
+from services.edge.intake import reading
+from services.edge.intake.budget import Budget
 from services.edge.messages.base import Answer, json_of
 from services.edge.openapi import document
 from services.edge.ports.doors import Door
@@ -41,7 +43,7 @@ class Edge:
     """The objects of one edge, each built from those before it."""
 
     def __init__(self, settings: Settings, routers: Routers) -> None:
-        self.state = State()
+        self.state = State(budget=Budget(settings.in_flight_bytes))
         self.routers = routers
         self.console_address = ""
         self.aliases = settings.aliases
@@ -57,9 +59,7 @@ class Edge:
             self.state,
             table=table,
             bounds=Bounds(
-                settings.body_bytes,
-                settings.in_flight_bytes,
-                settings.body_seconds,
+                reading.Bounds(settings.body_bytes, settings.body_seconds, settings.body_pause_seconds),
                 settings.deadline_seconds,
                 settings.longest_deadline_seconds,
             ),
@@ -88,6 +88,7 @@ class Edge:
                 origins=settings.console_origins,
                 trust=self._trust,
                 addresses=settings.routers,
+                intake=self.application.intake,
                 guards_all=bool(settings.console_address),
             )
 

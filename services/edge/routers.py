@@ -14,13 +14,15 @@ from typing import Any, Final, TypeVar
 from shoal.errors import CannotConnect, Draining, ShoalError
 from shoal.transport.addresses import Addresses
 from shoal.transport.aio import AsyncTransport
-from shoal.transport.methods import GET_MESH, HEALTH, LIST_MODELS, WATCH_MESH, Method
+from shoal.transport.methods import GET_CALLER, GET_MESH, HEALTH, LIST_MODELS, WATCH_MESH, Method
 from shoal.transport.trust import Tls
 from shoal.transport.wire import Metadata
-from shoal.v1 import mesh_pb2, models_pb2
+from shoal.v1 import caller_pb2, mesh_pb2, models_pb2
 
 INFERENCE: Final = "shoal.v1.InferenceService"
 LOOK_SECONDS: Final = 2.0
+IDENTIFY_SECONDS: Final = 10.0
+"""How long a router may take to identify a caller: as long as it takes a request from an overloaded one to be refused."""
 
 R = TypeVar("R")
 
@@ -96,6 +98,11 @@ class Routers:
         except (CannotConnect, Draining):
             self._addresses.failed(address)
             raise
+
+    async def tenant(self, metadata: Metadata) -> str:
+        """The tenant that a caller acts for. Raises the ShoalError by which a router refuses its calls."""
+        body = caller_pb2.GetCallerRequest().SerializeToString()
+        return (await self.ask(GET_CALLER, body, seconds=IDENTIFY_SECONDS, metadata=metadata)).tenant
 
     async def may_watch(self, metadata: Metadata) -> None:
         """Raises the ShoalError by which a router refuses this caller a look at the mesh."""

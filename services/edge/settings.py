@@ -66,6 +66,8 @@ class Settings:
     """How long a request's head may take to arrive."""
     body_seconds: float = 60.0
     """How long a request's body may take to arrive."""
+    body_pause_seconds: float = 10.0
+    """How long nothing of a request's body may arrive."""
     idle_seconds: float = 75.0
     """How long a connection may be idle: longer than the load balancer's idle timeout (60 s at most of them), or clients see
     resets."""
@@ -98,6 +100,7 @@ class Settings:
         for seconds, name in (
             (self.header_seconds, "SHOAL_HTTP_HEADER_SECONDS"),
             (self.body_seconds, "SHOAL_HTTP_BODY_SECONDS"),
+            (self.body_pause_seconds, "SHOAL_HTTP_BODY_PAUSE_SECONDS"),
             (self.idle_seconds, "SHOAL_HTTP_IDLE_SECONDS"),
         ):
             check(0 < seconds <= 3600, name, "above 0, at most 3600")
@@ -174,6 +177,7 @@ class Settings:
             connections=integer(environ, "SHOAL_HTTP_CONNECTIONS", 10_000),
             header_seconds=number(environ, "SHOAL_HTTP_HEADER_SECONDS", 10.0),
             body_seconds=number(environ, "SHOAL_HTTP_BODY_SECONDS", 60.0),
+            body_pause_seconds=number(environ, "SHOAL_HTTP_BODY_PAUSE_SECONDS", 10.0),
             idle_seconds=number(environ, "SHOAL_HTTP_IDLE_SECONDS", 75.0),
             deadline_seconds=number(environ, "SHOAL_DEADLINE_SECONDS", 60.0),
             longest_deadline_seconds=number(environ, "SHOAL_LONGEST_DEADLINE_SECONDS", 600.0),
@@ -205,6 +209,7 @@ class Settings:
             "connections": self.connections,
             "header_seconds": self.header_seconds,
             "body_seconds": self.body_seconds,
+            "body_pause_seconds": self.body_pause_seconds,
             "idle_seconds": self.idle_seconds,
             "deadline_seconds": self.deadline_seconds,
             "longest_deadline_seconds": self.longest_deadline_seconds,

@@ -12,14 +12,15 @@ from typing import Any
 
 import grpc
 import numpy as np
+from shoal.v1 import caller_pb2_grpc, inference_pb2_grpc, models_pb2, models_pb2_grpc, tensor_pb2
 from shoal.v1 import inference_pb2 as pb
-from shoal.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc, tensor_pb2
 
 from libs.errors import ModelNotFound
 from libs.serving import Security, Service, current_call, serving
 from libs.serving.calls.call import Call
 from services.edge.app import running
 from services.edge.settings import Settings
+from services.router.operators.callers import CallerService
 
 MODEL = "org/model"
 WIDTH = 8
@@ -154,6 +155,7 @@ async def routing(script: Script, security: Security | None = None) -> AsyncIter
     """A router's services at the yielded address."""
     services = [
         Service("shoal.v1.InferenceService", partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, Inference(script))),
+        Service("shoal.v1.CallerService", partial(caller_pb2_grpc.add_CallerServiceServicer_to_server, CallerService())),
         Service("shoal.v1.ModelService", partial(models_pb2_grpc.add_ModelServiceServicer_to_server, Models(script))),
     ]
     async with serving("127.0.0.1:0", services, security=security, grace_seconds=0.1) as server:

@@ -58,6 +58,7 @@ GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
             "SHOAL_EDGE_ID",
             "SHOAL_GRACE_SECONDS",
             "SHOAL_HTTP_BODY_BYTES",
+            "SHOAL_HTTP_BODY_PAUSE_SECONDS",
             "SHOAL_HTTP_BODY_SECONDS",
             "SHOAL_HTTP_COMPRESSION",
             "SHOAL_HTTP_CONNECTIONS",

@@ -7,7 +7,7 @@ text with the mean of each label's examples; one that classifies by itself is gi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -27,6 +27,7 @@ from services.edge.messages.base import (
     json_of,
     retry_headers,
 )
+from services.edge.messages.limits import ITEMS, PARTS
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import PIECE_NUMBERS, Rows, dense_rows, listed, quantised, signed
 from services.edge.messages.reading import (
@@ -72,16 +73,16 @@ class CohereContent(msgspec.Struct, kw_only=True):
 class CohereInput(msgspec.Struct, kw_only=True):
     """Exactly one content."""
 
-    content: list[CohereContent]
+    content: Annotated[list[CohereContent], PARTS]
 
 
 class CohereEmbedRequest(msgspec.Struct, kw_only=True):
     """Of v1 and v2. One of `texts`, `images` and `inputs`."""
 
     model: str | None = None
-    texts: list[str] | None = None
-    images: list[str] | None = None
-    inputs: list[CohereInput] | None = None
+    texts: Annotated[list[str], ITEMS] | None = None
+    images: Annotated[list[str], ITEMS] | None = None
+    inputs: Annotated[list[CohereInput], ITEMS] | None = None
     input_type: str | None = None
     embedding_types: list[str] | None = None
     output_dimension: int | None = None
@@ -114,8 +115,8 @@ class CohereExample(msgspec.Struct, kw_only=True):
 class CohereClassifyRequest(msgspec.Struct, kw_only=True):
     """Without `examples` the labels are the model's own."""
 
-    inputs: list[str]
-    examples: list[CohereExample] | None = None
+    inputs: Annotated[list[str], ITEMS]
+    examples: Annotated[list[CohereExample], ITEMS] | None = None
     model: str | None = None
     preset: str | None = None
     truncate: str | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from shoal.transport.methods import EXTRACT, GET_MODEL
@@ -28,6 +28,7 @@ from services.edge.messages.base import (
     json_of,
     single_field,
 )
+from services.edge.messages.limits import LABELS, MAX_LABELS, too_many
 from services.edge.messages.reading import count_of, read, text_item
 
 Texts = str | list[str]
@@ -51,7 +52,7 @@ class TextClassificationRequest(msgspec.Struct, kw_only=True):
 class ZeroShotParameters(msgspec.Struct, kw_only=True):
     """`candidate_labels`: a list, or names with commas. `hypothesis_template` has `{}` where the label goes."""
 
-    candidate_labels: str | list[str]
+    candidate_labels: str | Annotated[list[str], LABELS]
     multi_label: bool | None = None
     hypothesis_template: str | None = None
 
@@ -77,7 +78,7 @@ class TokenClassificationParameters(msgspec.Struct, kw_only=True):
     aggregation_strategy: str | None = None
     ignore_labels: list[str] | None = None
     stride: int | None = None
-    labels: list[str] | None = None
+    labels: Annotated[list[str], LABELS] | None = None
 
 
 class TokenClassificationRequest(msgspec.Struct, kw_only=True):
@@ -131,6 +132,8 @@ def zero_shot(received: Received) -> Question:
     """Raises Problem."""
     request = read(ZeroShotRequest, received)
     given = request.parameters.candidate_labels
+    if isinstance(given, str) and given.count(",") >= MAX_LABELS:
+        raise too_many("parameters.candidate_labels", MAX_LABELS)
     labels = [label.strip() for label in given.split(",") if label.strip()] if isinstance(given, str) else given
     message = _extract(received, request.inputs, "predict")
     task = pb.ClassifyTask(

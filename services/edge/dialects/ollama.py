@@ -7,7 +7,7 @@ Names may end in `:latest`, which is left away. Ollama's wire cannot say on whic
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from shoal.transport.methods import ENCODE, GET_MODEL, LIST_MODELS
@@ -26,6 +26,7 @@ from services.edge.messages.base import (
     retry_headers,
     single_field,
 )
+from services.edge.messages.limits import ITEMS
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import dense_rows, joined, per_piece
 from services.edge.messages.reading import count_of, read, role_of, target, text_item, truncation_of
@@ -57,7 +58,7 @@ class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
     """`input` empty: nothing is encoded, and the answer says whether the model is known."""
 
     model: str
-    input: str | list[str] = ""
+    input: str | Annotated[list[str], ITEMS] = ""
     truncate: bool | None = None
     dimensions: int | None = None
 

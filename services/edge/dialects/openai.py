@@ -27,6 +27,7 @@ from services.edge.messages.base import (
     retry_headers,
     single_field,
 )
+from services.edge.messages.limits import check_items
 from services.edge.messages.numbers import (
     PIECE_NUMBERS,
     Rows,
@@ -280,6 +281,7 @@ def _items(given: Input, vocabulary: Vocabulary | None) -> tuple[list[pb.Item], 
         return [text_item(given, "input")], single_field("items", "input")
     if vocabulary is not None and given and all(isinstance(one, int) for one in given):
         return [_item(cast("list[int]", given), "input", vocabulary)], single_field("items", "input")
+    check_items(given, "input")
     return [_item(one, f"input[{index}]", vocabulary) for index, one in enumerate(given)], item_fields("items", "input")
 
 

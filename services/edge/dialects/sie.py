@@ -32,6 +32,7 @@ from services.edge.messages.base import (
     json_of,
     retry_headers,
 )
+from services.edge.messages.limits import ITEMS, LABELS, PARTS
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import PIECE_NUMBERS, Rows, decoded, dense_rows
 from services.edge.messages.reading import count_of, priority_of, read, target, text_item
@@ -84,7 +85,7 @@ class ItemIn(msgspec.Struct, kw_only=True):
 
     text: str | None = None
     id: Id | None = None
-    images: list[Picture] | None = None
+    images: Annotated[list[Picture], PARTS] | None = None
     audio: msgspec.Raw | None = None
     video: msgspec.Raw | None = None
     document: msgspec.Raw | None = None
@@ -97,7 +98,7 @@ class Options(msgspec.Struct, kw_only=True):
     normalize: bool | None = None
     lora_id: str | None = None
     threshold: float | None = None
-    relation_labels: list[str] | None = None
+    relation_labels: Annotated[list[str], LABELS] | None = None
     classification_type: str | None = None
     task: Literal["entities", "classify", "relations", "regions", "structure"] | None = None
     """Ours: what is meant where a model can do several things."""
@@ -120,7 +121,7 @@ class Params(msgspec.Struct, kw_only=True):
     output_types: list[str] | None = None
     output_dtype: str | None = None
     instruction: str | None = None
-    labels: list[str] | None = None
+    labels: Annotated[list[str], LABELS] | None = None
     output_schema: dict[str, Any] | None = None
     """What to find, in the gliner2 package's form; SIE leaves the form open."""
     options: Options | None = None
@@ -129,7 +130,7 @@ class Params(msgspec.Struct, kw_only=True):
 class EncodeIn(msgspec.Struct, kw_only=True):
     """`POST /v1/encode/{model}`."""
 
-    items: list[ItemIn]
+    items: Annotated[list[ItemIn], ITEMS]
     params: Params | None = None
     # Ours.
     pool: str | None = None
@@ -140,7 +141,7 @@ class ScoreIn(msgspec.Struct, kw_only=True):
     """`POST /v1/score/{model}`."""
 
     query: ItemIn
-    items: list[ItemIn]
+    items: Annotated[list[ItemIn], ITEMS]
     instruction: str | None = None
     options: Options | None = None
     # Ours.
@@ -151,7 +152,7 @@ class ScoreIn(msgspec.Struct, kw_only=True):
 class ExtractIn(msgspec.Struct, kw_only=True):
     """`POST /v1/extract/{model}`."""
 
-    items: list[ItemIn]
+    items: Annotated[list[ItemIn], ITEMS]
     params: Params | None = None
     # Ours.
     pool: str | None = None

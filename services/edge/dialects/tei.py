@@ -7,7 +7,7 @@ alias, `embed`, `rerank` or `predict`, for the bare paths.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -31,6 +31,7 @@ from services.edge.messages.base import (
     retry_headers,
     single_field,
 )
+from services.edge.messages.limits import ITEMS
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import decoded, dense_rows, joined, per_piece
 from services.edge.messages.reading import count_of, named_or_default, read, role_of, text_item, truncation_of
@@ -68,7 +69,7 @@ def error(problem: Problem) -> Answer:
 
 
 TEI: Final = Dialect("tei", error)
-Inputs = str | list[str | int | list[int]]
+Inputs = str | Annotated[list[str | int | list[int]], ITEMS]
 
 
 class EmbedRequest(msgspec.Struct, kw_only=True):
@@ -87,7 +88,7 @@ class RankRequest(msgspec.Struct, kw_only=True):
     """TEI's form of reranking."""
 
     query: str
-    texts: list[str]
+    texts: Annotated[list[str], ITEMS]
     truncate: bool | None = None
     truncation_direction: str | None = None
     raw_scores: bool = False
@@ -107,7 +108,7 @@ class Parameters(msgspec.Struct, kw_only=True):
 class PredictRequest(msgspec.Struct, kw_only=True):
     """A flat list of two texts is a pair; a batch is a list of lists of one or two."""
 
-    inputs: str | list[str | list[str]]
+    inputs: str | Annotated[list[str | list[str]], ITEMS]
     truncate: bool | None = None
     truncation_direction: str | None = None
     raw_scores: bool = False
@@ -118,7 +119,7 @@ class Sentences(msgspec.Struct, kw_only=True):
     """One text and those that it is compared with."""
 
     source_sentence: str
-    sentences: list[str]
+    sentences: Annotated[list[str], ITEMS]
 
 
 class SimilarityRequest(msgspec.Struct, kw_only=True):
@@ -347,12 +348,13 @@ def info(received: Received) -> Question:
 
 def embeddings(received: Received) -> Question:
     """OpenAI's form, with the model of the path whatever the body says, as TEI does."""
+    form = msgspec.msgpack if received.is_msgpack else msgspec.json
     try:
-        body = msgspec.json.decode(received.body, type=dict[str, msgspec.Raw])
+        body = form.decode(received.body, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return openai.embeddings(received)  # it says what is wrong
-    body["model"] = msgspec.Raw(json_of(received.model))
-    return openai.embeddings(received.with_body(msgspec.json.encode(body)))
+    body["model"] = msgspec.Raw(form.encode(received.model))
+    return openai.embeddings(received.with_body(form.encode(body)))
 
 
 def tokens(received: Received) -> Question:

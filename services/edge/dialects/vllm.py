@@ -8,7 +8,7 @@ the activation that its files name, a sigmoid where they name none. `created` is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -30,6 +30,7 @@ from services.edge.messages.base import (
     json_of,
     single_field,
 )
+from services.edge.messages.limits import ITEMS, LABELS
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import Rows, base64_of, decoded, dense_rows, joined, per_piece
 from services.edge.messages.reading import count_of, named_or_default, priority_of, read, role_of, text_item, truncation_of
@@ -39,7 +40,7 @@ MOST_QUERIES: Final = 64
 """Different first texts of one request: each is a call of its own, one after the other."""
 
 Fields = Sequence[tuple[str, str]]
-Texts = str | list[str]
+Texts = str | Annotated[list[str], ITEMS]
 _PAIRS: Final = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
 """How versions of vLLM call the two sides."""
 
@@ -79,7 +80,7 @@ class LabelsIn(msgspec.Struct, kw_only=True):
     # Infinity.
     raw_scores: bool | msgspec.UnsetType | None = msgspec.UNSET
     # Ours.
-    labels: list[str] | None = None
+    labels: Annotated[list[str], LABELS] | None = None
     adapter: str | None = None
     pool: str | None = None
     priority: str | int | None = None
@@ -88,7 +89,7 @@ class LabelsIn(msgspec.Struct, kw_only=True):
 class PoolingIn(msgspec.Struct, kw_only=True):
     """`task`: embed, token_embed or classify; left out: what the model is for."""
 
-    input: str | list[str | int | list[int]]
+    input: str | Annotated[list[str | int | list[int]], ITEMS]
     model: str | None = None
     task: str | None = None
     encoding_format: str | None = None

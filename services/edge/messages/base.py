@@ -205,6 +205,8 @@ class Route:
     body: Any = None
     answer: Any = None
     along: bytes = b""
+    decoded: Callable[[Received], bytes] = lambda received: received.body
+    """The part of a body that is decoded: JSON or MessagePack."""
 
 
 def json_of(content: object) -> bytes:
