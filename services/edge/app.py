@@ -129,7 +129,7 @@ class Edge:
             self.state,
             model=model,
             trust=self._trust,
-            in_flight_bytes=settings.in_flight_bytes,
+            intake=self.application.intake,
             default_seconds=settings.deadline_seconds,
             longest_seconds=settings.longest_deadline_seconds,
         )

@@ -81,10 +81,6 @@ class State:
         """Memory of the bodies and answers of requests in flight."""
         return self.budget.held_bytes
 
-    @held_bytes.setter
-    def held_bytes(self, size: int) -> None:
-        self.budget.held_bytes = size
-
 
 @dataclass(slots=True)
 class _Exchange:

@@ -109,6 +109,10 @@ class Reservation:
         self.tenant = tenant
         self.take(size)
 
+    def give(self, size: int) -> None:
+        """Hold `size` bytes less."""
+        self._add(-size)
+
     def release(self) -> None:
         """The request has ended."""
         self._add(-self.bytes)

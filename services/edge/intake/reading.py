@@ -59,6 +59,10 @@ class Payer:
             tenant = await self._callers.tenant(self._metadata)
             self._reservation.identify(tenant)
 
+    def give(self, size: int) -> None:
+        """Hold `size` bytes less."""
+        self._reservation.give(size)
+
     def close(self) -> None:
         """The request has ended."""
         self._reservation.release()

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar, cast
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import Message
@@ -34,6 +35,7 @@ from libs.telemetry.logs import REQUEST_ID, fields
 from services.edge.asgi import State
 from services.edge.credentials import Trust, metadata_of, request_id_of, seconds_of, trace_of
 from services.edge.dialects.tei_v1 import CODES, SERVICES, Batch
+from services.edge.intake.reading import Intake, Payer
 from services.edge.messages.base import Problem, Question, Received
 from services.edge.messages.names import Names
 from services.edge.routers import Routers
@@ -51,7 +53,7 @@ AHEAD_BYTES: Final = 4 << 20
 MESSAGE_BYTES: Final = 16 << 20
 """The most bytes of a message, and of all messages of RerankStream."""
 MESSAGE_SECONDS: Final = 60.0
-"""How long a message may take to arrive from a caller that no router has answered yet."""
+"""How long a message may take to arrive; of a stream only the first one's time is limited."""
 ARRIVING_BYTES: Final = 2 * MESSAGE_BYTES
 """The most bytes that the process may grow by while such messages arrive: those that are arriving then are cut off."""
 MOST_CALLS: Final = 1000
@@ -66,8 +68,7 @@ class TeiServer:
 
     Args:
         model: what its callers ask; empty: what the aliases name.
-        identify: asks a router who calls, by the metadata of a call to it, and raises Problem if the caller is refused; called
-            before a message is read. None: the caller is known once a router has answered a message.
+        intake: identifies a caller before a message is read, and lets its tenant pay for the bytes of its messages.
         default_seconds: for calls without a deadline.
     """
 
@@ -77,10 +78,9 @@ class TeiServer:
         names: Callable[[], Names],
         state: State,
         *,
+        intake: Intake,
         model: str = "",
         trust: Trust | None = None,
-        identify: Callable[[Metadata], Awaitable[object]] | None = None,
-        in_flight_bytes: int = 512 << 20,
         default_seconds: float = 60.0,
         longest_seconds: float = 600.0,
     ) -> None:
@@ -90,8 +90,7 @@ class TeiServer:
         self._state = state
         self._model = model
         self._trust = trust or Trust()
-        self._identify = identify
-        self._in_flight_bytes = in_flight_bytes
+        self._intake = intake
         self._default_seconds = default_seconds
         self._longest_seconds = longest_seconds
         self._health = health.aio.HealthServicer()
@@ -124,15 +123,15 @@ class TeiServer:
 
     def _handler(self, path: str, batch: Batch) -> grpc.RpcMethodHandler[Any, Any]:
         async def unary(_: object, context: Context) -> bytes:
-            call = _Call(path, context, self._state, self._in_flight_bytes)
+            call = _Call(path, context)
             return await self._answered(call, lambda: self._one(call, batch))
 
         async def collected(_: object, context: Context) -> bytes:
-            call = _Call(path, context, self._state, self._in_flight_bytes)
+            call = _Call(path, context)
             return await self._answered(call, lambda: self._all(call, batch))
 
         async def streamed(_: object, context: Context) -> None:
-            call = _Call(path, context, self._state, self._in_flight_bytes)
+            call = _Call(path, context)
             await self._answered(call, lambda: self._stream(call, batch))
 
         if path == _COLLECTED:
@@ -146,14 +145,14 @@ class TeiServer:
         body = await self._arrivals.read(call.context, MESSAGE_SECONDS)
         if not isinstance(body, bytes):  # the end
             raise InvalidInput("the call ended before its request arrived: send one message")
-        call.hold(len(body))
+        await call.hold(len(body))
         return (await self._ask(call, batch, [_parsed(batch, body)]))[0]
 
     async def _all(self, call: _Call, batch: Batch) -> bytes:
         """The one answer to all messages of a stream. Raises Problem, InvalidInput."""
         requests = []
         async for body in self._bodies(call):
-            call.hold(len(body))
+            await call.hold(len(body))
             if call.held > MESSAGE_BYTES:
                 raise Problem("TOO_LARGE", f"the stream has more than the {MESSAGE_BYTES:,} bytes that are allowed")
             requests.append(_parsed(batch, body))
@@ -166,7 +165,7 @@ class TeiServer:
 
         async def read() -> None:
             async for body in self._bodies(call):
-                call.hold(len(body))
+                await call.hold(len(body))
                 await waiting.put(body)
                 while call.held > AHEAD_BYTES:
                     has_room.clear()
@@ -193,17 +192,17 @@ class TeiServer:
                 del held[:together]
 
     async def _bodies(self, call: _Call) -> AsyncIterator[bytes]:
-        """The messages of a request stream. After the first one those of a known caller may take any time to arrive.
+        """The messages of a request stream. After the first one they may take any time to arrive.
 
         Raises NoCapacity, DeadlinePassed.
         """
         is_first = True
         with suppress(grpc.aio.UsageError):  # the call is over
             while True:
-                if call.is_known and not is_first:
-                    body = cast(object, await call.context.read())
-                else:
+                if is_first:
                     body = await self._arrivals.read(call.context, MESSAGE_SECONDS)
+                else:
+                    body = cast(object, await call.context.read())
                 if not isinstance(body, bytes):
                     return
                 yield body
@@ -211,20 +210,16 @@ class TeiServer:
 
     async def _ask(self, call: _Call, batch: Batch, requests: Sequence[Message]) -> list[bytes]:
         """The answers' bytes, one a message. Raises Problem."""
-        if self._state.is_open:
-            raise Problem("NOT_READY", "the routers let everybody in, so this edge does not serve beyond its machine")
         received = Received(b"", self._names(), self._model, request_id=call.request_id)
         step: Any = batch.ask(requests, received)
-        metadata = call.metadata(self._trust)
         while isinstance(step, Question):
             seconds = call.seconds_left(self._default_seconds, self._longest_seconds)
             try:
                 body = step.message.SerializeToString()
-                reply = await self._routers.ask(step.method, body, seconds=seconds, metadata=metadata)
+                reply = await self._routers.ask(step.method, body, seconds=seconds, metadata=call.metadata)
             except ShoalError as error:
                 raise Problem.of(error, step) from None
             step = step.answer(reply)
-        call.is_known = True
         return list(step.body)
 
     async def _answered(self, call: _Call, work: Callable[[], Awaitable[T]]) -> T:
@@ -232,9 +227,9 @@ class TeiServer:
         try:
             call.begin()
             with self._calls:
-                if self._identify is not None:
-                    await self._identify(call.metadata(self._trust))
-                    call.is_known = True
+                if self._state.is_open:
+                    raise Problem("NOT_READY", "the routers let everybody in, so this edge does not serve beyond its machine")
+                await call.identify(self._intake, self._trust)
                 found = await work()
             call.outcome = "OK"
             return found
@@ -249,14 +244,13 @@ class TeiServer:
 class _Call:
     """One call on its way."""
 
-    def __init__(self, path: str, context: Context, state: State, in_flight_bytes: int) -> None:
+    def __init__(self, path: str, context: Context) -> None:
         self.path = path
         self.context = context
         self.held = 0
-        self.is_known = False
-        """Whether a router has taken the caller's credential."""
-        self._state = state
-        self._in_flight_bytes = in_flight_bytes
+        self.metadata: Metadata = ()
+        """What goes on to the router; empty before `identify`."""
+        self._payer: Payer | None = None
         self.outcome = "CANCELLED"
         self.request_id = new_request_id()
         self._begin = time.monotonic()
@@ -270,22 +264,25 @@ class _Call:
         self.request_id = request_id_of(self._headers, self.request_id)
         REQUEST_ID.set(self.request_id)
 
-    def hold(self, size: int) -> None:
-        """Counts the memory of messages, as that of HTTP's bodies. Raises Problem."""
-        if self._state.held_bytes + size > self._in_flight_bytes:
-            raise Problem("QUEUE_FULL", "the requests in flight take as much memory as they may here: come back later")
+    async def identify(self, intake: Intake, trust: Trust) -> None:
+        """Ask a router who calls. Raises Problem for a caller that it refuses."""
+        certificate = _certificate(self.context) if trust.certificates else None
+        metadata = metadata_of(self._headers, self.request_id, certificate, trust)
+        self._payer = intake.payer(_address(self.context.peer()), metadata)
+        self.metadata = metadata + trace_of(self._headers, "")
+        await self._payer.identify()
+
+    async def hold(self, size: int) -> None:
+        """Count the memory of a message as that of HTTP's bodies. Raises Problem."""
+        if self._payer is None:
+            raise TypeError("the caller must be identified before its messages are held")
+        await self._payer.take(size)
         self.held += size
-        self._state.held_bytes += size
 
     def release(self, size: int) -> None:
+        if self._payer is not None:
+            self._payer.give(size)
         self.held -= size
-        self._state.held_bytes -= size
-
-    def metadata(self, trust: Trust) -> Metadata:
-        """What goes on to the router. Raises Problem."""
-        certificate = _certificate(self.context) if trust.certificates else None
-        found = metadata_of(self._headers, self.request_id, certificate, trust)
-        return found + trace_of(self._headers, "")
 
     def seconds_left(self, default: float, longest: float) -> float:
         """Raises Problem once there are none."""
@@ -346,6 +343,12 @@ def _problem(call: _Call, error: BaseException) -> Problem:
         raise asyncio.CancelledError from None
     log.error("call failed", extra=fields({"method": call.path}), exc_info=error)
     return Problem("INTERNAL", f"unexpected error; the log has it as {call.request_id}")
+
+
+def _address(peer: str) -> str:
+    """The IP address in gRPC's form of a peer, such as ipv4:10.0.0.1:5000 and ipv6:[::1]:5000; empty for others."""
+    kind, _, address = unquote(peer).partition(":")
+    return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
 
 
 def _certificate(context: Context) -> Mapping[str, Any] | None:
