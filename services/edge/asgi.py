@@ -204,10 +204,10 @@ class Application:
             try:
                 reply, size = await self._routers.ask_sized(step.method, message, seconds=seconds, metadata=metadata)
             except ShoalError as error:
-                problem = Problem.of(error, step)
-                otherwise = step.otherwise(problem)
+                # No variable holds the problem: its traceback holds this frame, and the cycle would keep the request's body.
+                otherwise = step.otherwise(Problem.of(error, step))
                 if otherwise is None:
-                    raise problem from None
+                    raise Problem.of(error, step) from None
                 step, message = _serialised(otherwise)
             else:
                 self._hold(exchange, size)

@@ -209,7 +209,7 @@ class Http:
 
 def head(method: str, path: str, headers: Mapping[str, str]) -> bytes:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    lines = [f"{method} {path} HTTP/1.1", "host: test", *(f"{name}: {value}" for name, value in named.items())]
+    lines = [f"{method} {path} HTTP/1.1", "host: localhost", *(f"{name}: {value}" for name, value in named.items())]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 

@@ -57,7 +57,7 @@ async def send(http: Http, method: str, path: str, body: bytes, headers: Mapping
         text = head(
             method, path, {"content-length": str(len(body)), **{key: value for key, value in headers.items() if key != "host"}}
         )
-        writer.write(text.replace(b"host: test", f"host: {headers['host']}".encode()) + body)
+        writer.write(text.replace(b"host: localhost", f"host: {headers['host']}".encode()) + body)
         return await read_reply(reader, method)
     finally:
         writer.close()
@@ -75,7 +75,7 @@ class Page:
         self._reader, self._writer = await self._http.open()
         headers = {key: value for key, value in self._headers.items() if key != "host"}
         self._writer.write(
-            head("GET", "/console/events", headers).replace(b"host: test", f"host: {self._headers['host']}".encode())
+            head("GET", "/console/events", headers).replace(b"host: localhost", f"host: {self._headers['host']}".encode())
         )
         self.head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
         self.status = int(self.head.split()[1])
