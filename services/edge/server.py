@@ -41,8 +41,8 @@ CONNECTION: Final = "connection"
 HEAD_BYTES: Final = 64 << 10
 """The most bytes of a request's line and headers."""
 MAX_HEADERS: Final = 128
-"""Headers of a request. Each one is three Python objects, so that a limit of bytes alone would let a head take thirty times its size.
-Proxies pass at most 100 (Envoy, Apache, Kestrel)."""
+"""Headers of a request. Each one is three Python objects, so that a limit of bytes alone would let a head take thirty times its
+size. Proxies pass at most 100 (Envoy, Apache, Kestrel)."""
 MAX_TRAILER_BYTES: Final = 8 << 10
 """Bytes of a chunked body's trailers, which are dropped, and of any other stretch of a body that holds no content."""
 MAX_UNFINISHED_BYTES: Final = 16 << 20

@@ -7,7 +7,7 @@ are greedy. `think` and `raw` are Ollama's own; templates are the checkpoint's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
@@ -15,6 +15,8 @@ from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects.ollama import LONG_AGO, OLLAMA, if_known, model_named, told
 from services.edge.dialects.writing.along import (
+    MAX_MESSAGES,
+    MAX_PARTS,
     Along,
     Asked,
     Conversation,
@@ -28,6 +30,7 @@ from services.edge.messages.base import Answer, Problem, Question, Received, Rou
 from services.edge.messages.reading import read
 
 LINES: Final = b"application/x-ndjson"
+Images = Annotated[list[str], msgspec.Meta(max_length=MAX_PARTS)]
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True):
@@ -46,7 +49,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
 
     role: str
     content: str = ""
-    images: list[str] | None = None
+    images: Images | None = None
     tool_calls: list[Any] | None = None
 
 
@@ -55,7 +58,7 @@ class OllamaChatRequest(msgspec.Struct, kw_only=True):
     known."""
 
     model: str
-    messages: list[OllamaMessage] = []
+    messages: Annotated[list[OllamaMessage], msgspec.Meta(max_length=MAX_MESSAGES)] = []
     stream: bool | None = None
     format: str | dict[str, Any] | None = None
     options: OllamaOptions | None = None
@@ -69,7 +72,7 @@ class OllamaGenerateRequest(msgspec.Struct, kw_only=True):
     model: str
     prompt: str = ""
     system: str | None = None
-    images: list[str] | None = None
+    images: Images | None = None
     stream: bool | None = None
     format: str | dict[str, Any] | None = None
     options: OllamaOptions | None = None
