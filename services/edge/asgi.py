@@ -70,10 +70,11 @@ class Bounds:
 @dataclass(slots=True)
 class State:
     """What the process knows of itself. `is_ready`: a router answers. `is_open`: nobody can tell who calls, and the edge must not
-    serve beyond this machine."""
+    serve beyond this machine. `is_guarded`: callers need no credential as far as is known, so web pages are refused."""
 
     is_ready: bool = False
     is_open: bool = False
+    is_guarded: bool = False
     held_bytes: int = 0
 
 

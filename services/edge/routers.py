@@ -22,6 +22,9 @@ from shoal.v1 import mesh_pb2, models_pb2
 INFERENCE: Final = "shoal.v1.InferenceService"
 LOOK_SECONDS: Final = 2.0
 
+PROBE_ID: Final = "edge-asks-whether-routers-authenticate"
+"""The request id of `lets_everybody_in`."""
+
 R = TypeVar("R")
 
 
@@ -113,7 +116,7 @@ class Routers:
 
     async def lets_everybody_in(self) -> bool:
         """Whether a router answers a caller whose token nobody has issued. Raises ShoalError where none can be asked."""
-        metadata = (("authorization", "Bearer nobody"), ("x-request-id", "edge-asks-whether-routers-authenticate"))
+        metadata = (("authorization", "Bearer nobody"), ("x-request-id", PROBE_ID))
         try:
             await self.ask(LIST_MODELS, models_pb2.ListModelsRequest().SerializeToString(), seconds=LOOK_SECONDS, metadata=metadata)
         except ShoalError as error:
