@@ -161,8 +161,10 @@ def test_hosts_that_are_ours(host: str) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["", "evil.example", "127.0.0.1.evil.example", "10.0.0.1", "localhost.evil.example:80", "[::2]", "0x7f.1"]
-    + ["[::1].evil.com", "[::1]evil.com:80", "127.0.0.1:80:80"],
+    [
+        *("", "evil.example", "127.0.0.1.evil.example", "10.0.0.1", "localhost.evil.example:80", "[::2]", "0x7f.1"),
+        *("[::1].evil.com", "[::1]evil.com:80", "127.0.0.1:80:80"),
+    ],
 )
 def test_hosts_that_are_not(host: str) -> None:
     with pytest.raises(Problem) as caught:

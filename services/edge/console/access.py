@@ -5,7 +5,7 @@ A browser is asked by any page to send requests to any address, this machine's i
 - Host: a name that somebody else owns can be made to resolve to this machine (DNS rebinding), and the browser then takes the
   console for a part of that page. Addresses of this machine and the names that an operator lists are answered, no others.
 - The header x-shoal-console: no form and no link can send it, and a script of another page needs a permission (CORS) that the
-  edge never gives.
+  edge gives to listed origins only, whose requests the third check refuses.
 - Origin and Sec-Fetch-Site, where a browser sends them: the page's own. That is the Host's, unless an operator lists the origins
   under which browsers know the console, because a proxy before it has another name or another scheme.
 """
