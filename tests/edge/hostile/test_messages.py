@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from shoal.errors import ShoalError
+from shoal.transport.methods import ENCODE
 from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import InvalidInput
 from services.edge.dialects.writing.along import MAX_MESSAGES, MAX_PARTS, Asked, Conversation, Spoken, Told
-from services.edge.messages.base import MAX_MESSAGE_CHARACTERS, Fields, Problem, Question, item_fields, single_field
+from services.edge.messages.base import MAX_MESSAGE_CHARACTERS, Answer, Fields, Problem, Question, item_fields, single_field
 from services.edge.messages.names import Target
 from services.router.admission.validation import limits
 from tests.edge.hostile.process import MAX_DELAY_SECONDS, MAX_GROWTH_BYTES, MIB, edge_process, measured_delay
@@ -25,7 +26,7 @@ CHAT = "/v1/chat/completions"
 
 
 def question(fields: Fields) -> Question:
-    return Question(None, pb.EncodeRequest(), lambda reply: None, fields)  # type: ignore[arg-type]
+    return Question(ENCODE, pb.EncodeRequest(), lambda reply: Answer(b""), fields)
 
 
 def conversation(count: int, parts: int = 0) -> dict[str, Any]:

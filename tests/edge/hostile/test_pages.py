@@ -12,6 +12,7 @@ import pytest
 from libs.errors import InvalidInput
 from libs.serving import Security
 from services.edge import app
+from services.edge.routers import Routers
 from services.edge.settings import Settings
 from tests.edge.parts import Http, Reply, Script, card, edge, read_reply, routing
 from tests.edge.test_server import BODY, EMBED, until
@@ -159,7 +160,7 @@ async def test_routers_that_begin_to_ask_for_credentials_are_noticed(monkeypatch
     async def lets_everybody_in(self: Any) -> bool:
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
-    monkeypatch.setattr(app.Routers, "lets_everybody_in", lets_everybody_in)
+    monkeypatch.setattr(Routers, "lets_everybody_in", lets_everybody_in)
     async with edge(Script()) as http:
 
         async def is_let_through() -> bool:
