@@ -53,7 +53,7 @@ async def test_a_conversation_of_very_many_messages_delays_no_other_caller(size:
         assert reply.status == 400
         assert peak.grown < MAX_GROWTH_BYTES
         assert process.cpu_seconds - begin < 1.0  # 7 s and 27 s, when each message was a pattern of its path
-        assert max(delays) < 5 * MAX_DELAY_SECONDS  # other tests run at the same time
+        assert max(delays) < 20 * MAX_DELAY_SECONDS  # 8 s and 26 s; other tests may run at the same time
 
 
 @pytest.mark.parametrize(
