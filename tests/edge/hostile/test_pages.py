@@ -14,6 +14,7 @@ from libs.serving import Security
 from services.edge import app
 from services.edge.routers import Routers
 from services.edge.settings import Settings
+from services.local.settings import free_port
 from tests.edge.parts import Http, Reply, Script, card, edge, read_reply, routing
 from tests.edge.test_server import BODY, EMBED, until
 from tests.serving.parts import CLIENT, write_tokens
@@ -84,6 +85,17 @@ async def test_every_path_refuses_pages_elsewhere(path: str) -> None:
         if path not in ("/openapi.json", "/livez"):
             assert (await ask(http, "GET", path, REBOUND)).status == 421
     assert not script.requests
+
+
+async def test_the_other_addresses_refuse_pages_elsewhere() -> None:
+    door, console = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    script = Script()
+    async with edge(script, tei_http=((door, "org/model"),), console=True, console_address=console):
+        for address, path in ((door, "/embed"), (console, "/tei/org/model/embed")):
+            for headers, status in (({}, 200), (CROSS_SITE, 403), (REBOUND, 421)):
+                reply = await ask(Http(address), "POST", path, {"host": "localhost", **headers}, b'{"inputs":"text"}')
+                assert reply.status == status
+    assert len(script.requests) == 2
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/healthz", "/v2/health/ready"])
