@@ -70,10 +70,11 @@ class Bounds:
 @dataclass(slots=True)
 class State:
     """What the process knows of itself. `is_ready`: a router answers. `is_open`: nobody can tell who calls, and the edge must not
-    serve beyond this machine."""
+    serve beyond this machine. `is_guarded`: callers need no credential as far as is known, so web pages are refused."""
 
     is_ready: bool = False
     is_open: bool = False
+    is_guarded: bool = False
     budget: Budget = field(default_factory=lambda: Budget(512 << 20))
 
     @property
@@ -214,10 +215,10 @@ class Application:
             try:
                 reply, size = await self._routers.ask_sized(step.method, message, seconds=seconds, metadata=metadata)
             except ShoalError as error:
-                problem = Problem.of(error, step)
-                otherwise = step.otherwise(problem)
+                # No variable holds the problem: its traceback holds this frame, and the cycle would keep the request's body.
+                otherwise = step.otherwise(Problem.of(error, step))
                 if otherwise is None:
-                    raise problem from None
+                    raise Problem.of(error, step) from None
                 step, message = _serialised(otherwise)
             else:
                 await payer.take(size)

@@ -24,6 +24,9 @@ LOOK_SECONDS: Final = 2.0
 IDENTIFY_SECONDS: Final = 10.0
 """How long a router may take to identify a caller: as long as it takes a request from an overloaded one to be refused."""
 
+PROBE_ID: Final = "edge-asks-whether-routers-authenticate"
+"""The request id of `lets_everybody_in`."""
+
 R = TypeVar("R")
 
 
@@ -120,7 +123,7 @@ class Routers:
 
     async def lets_everybody_in(self) -> bool:
         """Whether a router answers a caller whose token nobody has issued. Raises ShoalError where none can be asked."""
-        metadata = (("authorization", "Bearer nobody"), ("x-request-id", "edge-asks-whether-routers-authenticate"))
+        metadata = (("authorization", "Bearer nobody"), ("x-request-id", PROBE_ID))
         try:
             await self.ask(LIST_MODELS, models_pb2.ListModelsRequest().SerializeToString(), seconds=LOOK_SECONDS, metadata=metadata)
         except ShoalError as error:

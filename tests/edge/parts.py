@@ -19,6 +19,7 @@ from libs.errors import ModelNotFound
 from libs.serving import Security, Service, current_call, serving
 from libs.serving.calls.call import Call
 from services.edge.app import running
+from services.edge.routers import PROBE_ID
 from services.edge.settings import Settings
 from services.router.operators.callers import CallerService
 
@@ -53,8 +54,11 @@ class Script:
     cancelled: int = 0
 
     async def note(self, request: Any, context: Context) -> None:
+        call = current_call()
+        if call.request_id == PROBE_ID:
+            return
         self.requests.append(request)
-        self.calls.append(current_call())
+        self.calls.append(call)
         self.metadata.append({key: str(value) for key, value in context.invocation_metadata() or ()})
         self.seconds.append(context.time_remaining() or 0.0)
         if self.act is not None:
@@ -211,7 +215,7 @@ class Http:
 
 def head(method: str, path: str, headers: Mapping[str, str]) -> bytes:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    lines = [f"{method} {path} HTTP/1.1", "host: test", *(f"{name}: {value}" for name, value in named.items())]
+    lines = [f"{method} {path} HTTP/1.1", "host: localhost", *(f"{name}: {value}" for name, value in named.items())]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 

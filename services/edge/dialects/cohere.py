@@ -6,7 +6,7 @@ text with the mean of each label's examples; one that classifies by itself is gi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -18,6 +18,7 @@ from shoal.v1 import models_pb2, tensor_pb2
 from services.edge.messages.base import (
     Answer,
     Dialect,
+    Fields,
     Problem,
     Question,
     Received,
@@ -26,6 +27,7 @@ from services.edge.messages.base import (
     item_fields,
     json_of,
     retry_headers,
+    single_field,
 )
 from services.edge.messages.limits import ITEMS, PARTS
 from services.edge.messages.names import Target
@@ -219,7 +221,7 @@ def _embed(received: Received, version: str) -> Question:
 
         return Answer(b"".join(pieces()) if rows.size <= PIECE_NUMBERS else pieces())
 
-    renamed = (*fields, ("^dimensions", "output_dimension"), (r"^representations\[\d+\]", "model"))
+    renamed = {**fields, "dimensions": "output_dimension", "representations[]": "model"}
     return Question(ENCODE, message, answer, fields=renamed)
 
 
@@ -241,7 +243,7 @@ def _as(rows: Rows, kind: str) -> Rows:
     return signed(rows) if kind == "binary" else rows
 
 
-def _items(request: CohereEmbedRequest) -> tuple[list[pb.Item], Sequence[tuple[str, str]]]:
+def _items(request: CohereEmbedRequest) -> tuple[list[pb.Item], Fields]:
     given = [name for name in ("texts", "images", "inputs") if getattr(request, name) is not None]
     if len(given) != 1:
         raise invalid("exactly one of texts, images and inputs is required", given[1] if given else "texts")
@@ -364,7 +366,7 @@ class _Classifying:
             found = [{one.label: one.score for one in result.labels} for result in reply.results]
             return self._answer(found, reply.usage.input_tokens)
 
-        fields = (*item_fields("items", "inputs"), (r"classify\.labels\[\d+\]", "examples"), (r"classify\.labels", "examples"))
+        fields = {**item_fields("items", "inputs"), **single_field("classify.labels", "examples")}
         return Question(EXTRACT, message, answer, fields=fields, dialect=COHERE)
 
     def _answer(self, found: list[dict[str, float]], tokens: int) -> Answer:

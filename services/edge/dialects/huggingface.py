@@ -19,6 +19,7 @@ from services.edge.dialects import tei
 from services.edge.dialects.tei import TEI, Prediction, target_here, timed, truncation_said
 from services.edge.messages.base import (
     Answer,
+    Fields,
     Problem,
     Question,
     Received,
@@ -155,11 +156,11 @@ def zero_shot(received: Received) -> Question:
         ]
         return _told(content, reply, message)
 
-    fields = (
-        *_renamed(request.inputs),
-        (r"classify\.labels", "parameters.candidate_labels"),
-        (r"classify\.hypothesis", "parameters.hypothesis_template"),
-    )
+    fields = {
+        **_renamed(request.inputs),
+        "classify.labels": "parameters.candidate_labels",
+        "classify.hypothesis": "parameters.hypothesis_template",
+    }
     return Question(EXTRACT, message, answer, fields=fields, dialect=TEI)
 
 
@@ -190,7 +191,7 @@ def token_classification(received: Received) -> Question:
         ]
         return _told(found[0] if isinstance(request.inputs, str) else found, reply, message)
 
-    fields = (*_renamed(request.inputs), (r"entities\.labels", "parameters.labels"))
+    fields = {**_renamed(request.inputs), "entities.labels": "parameters.labels"}
     return Question(EXTRACT, message, answer, fields=fields, dialect=TEI)
 
 
@@ -260,7 +261,7 @@ def _extract(received: Received, given: Texts, default: str) -> pb.ExtractReques
     return pb.ExtractRequest(model=named.model, items=items, truncation=pb.TRUNCATION_END, adapter=named.adapter)
 
 
-def _renamed(given: Texts) -> tuple[tuple[str, str], ...]:
+def _renamed(given: Texts) -> Fields:
     return single_field("items", "inputs") if isinstance(given, str) else item_fields("items", "inputs")
 
 

@@ -114,7 +114,7 @@ def _classify(received: Received) -> Question:
         usage = {"total_tokens": tokens, "prompt_tokens": tokens}
         return Answer(json_of({"object": "list", "model": name, "data": data, "usage": usage}))
 
-    fields = (*item_fields("items", "input"), (r"classify\.labels", "labels"))
+    fields = {**item_fields("items", "input"), "classify.labels": "labels"}
     return Question(EXTRACT, message, answer, fields=fields)
 
 

@@ -289,7 +289,7 @@ class _Asking:
             scores = np.asarray(decoded(codec.score_result, reply).scores, np.float32)
             return self._told([("scores", scores, [len(scores)])], reply.model_revision)
 
-        return Question(SCORE, message, answer, fields=(*item_fields("documents", "documents"), (r"query\.text", "query")))
+        return Question(SCORE, message, answer, fields={**item_fields("documents", "documents"), "query.text": "query"})
 
     def _encode(self) -> Question:
         options, named = self._options, self._named
@@ -313,7 +313,7 @@ class _Asking:
         def answer(reply: pb.EncodeResponse) -> Answer:
             return self._told(list(_encoded(reply)), reply.model_revision)
 
-        return Question(ENCODE, message, answer, fields=(*item_fields("items", field), ("^dimensions", "parameters.dimensions")))
+        return Question(ENCODE, message, answer, fields={**item_fields("items", field), "dimensions": "parameters.dimensions"})
 
     def _extract(self, tasks: set[Any]) -> Question:
         options, named = self._options, self._named
@@ -341,8 +341,9 @@ class _Asking:
         def answer(reply: pb.ExtractResponse) -> Answer:
             return self._told(list(_found(kind or "", reply)), reply.model_revision)
 
-        fields = (*item_fields("items", field), (r"^(?:entities|classify|relations)\.labels", "labels"))
-        return Question(EXTRACT, message, answer, fields=(*fields, (r"^relations\.entity_labels", "entity_labels")))
+        names = dict.fromkeys(("entities.labels", "classify.labels", "relations.labels"), "labels")
+        fields = {**item_fields("items", field), **names, "relations.entity_labels": "entity_labels"}
+        return Question(EXTRACT, message, answer, fields=fields)
 
     def _told(self, tensors: list[Tensor], revision: str) -> Answer:
         """Those that were asked for, in the order of the question."""

@@ -20,7 +20,7 @@ from shoal.v1 import inference_pb2 as pb
 from services.edge.dialects.openai import OPENAI
 from services.edge.dialects.tei import TEI, has_texts
 from services.edge.dialects.tei import rerank as rerank_texts
-from services.edge.messages.base import Answer, Problem, Question, Received, Route, invalid, item_fields, json_of
+from services.edge.messages.base import Answer, Fields, Problem, Question, Received, Route, invalid, item_fields, json_of
 from services.edge.messages.limits import ITEMS, PARTS
 from services.edge.messages.numbers import decoded
 from services.edge.messages.reading import named_or_default, priority_of, read, text_item, truncation_of
@@ -128,13 +128,13 @@ def _rerank(received: Received) -> Question:
         results = _results(reply, texts if request.return_documents else None, squash=squash, plain=is_plain)
         return Answer(json_of(write(name, results, reply.usage.input_tokens, received.request_id)))
 
-    fields = (*item_fields("documents", "documents"), (r"query\.text", "query"))
+    fields = {**item_fields("documents", "documents"), "query.text": "query"}
     if request.raw_scores is True:
-        return Question(SCORE, message, answer, fields=(*fields, ("^scale", "raw_scores")))
+        return Question(SCORE, message, answer, fields={**fields, "scale": "raw_scores"})
     return probable(message, answer, fields)
 
 
-def probable(message: pb.ScoreRequest, answer: Callable[..., Answer], fields: tuple[tuple[str, str], ...]) -> Question:
+def probable(message: pb.ScoreRequest, answer: Callable[..., Answer], fields: Fields) -> Question:
     """Asks for probabilities, and of a model that has none for its own scores, to be squashed."""
 
     def otherwise(problem: Problem) -> Question | None:

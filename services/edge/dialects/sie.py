@@ -232,7 +232,7 @@ def encode(received: Received) -> Question:
         items = (_with_id(one, row) for one, row in zip(request.items, rows, strict=True))
         return _written(received, {"model": received.model}, items, reply, _numbers(reply))
 
-    return Question(ENCODE, message, answer, fields=_renamed("items"))
+    return Question(ENCODE, message, answer)
 
 
 def score(received: Received) -> Question:
@@ -259,7 +259,7 @@ def score(received: Received) -> Question:
         ]
         return _whole(received, {"model": received.model, "scores": scores}, reply)
 
-    return Question(SCORE, message, answer, fields=_renamed("documents"))
+    return Question(SCORE, message, answer, fields={"documents": "items"})
 
 
 def extract(received: Received) -> Question:
@@ -298,11 +298,8 @@ def _extract(received: Received, request: ExtractIn, named: Target, tasks: list[
         items = [_with_id(one, _extraction(result)) for one, result in zip(request.items, reply.results, strict=True)]
         return _whole(received, {"model": received.model, "items": items}, reply)
 
-    fields = (
-        *_renamed("items"),
-        (r"^(?:entities|classify|relations|regions)\.(?:entity_)?labels", "params.labels"),
-        (r"^structure\b", "params.output_schema"),
-    )
+    labels = ("entities.labels", "classify.labels", "relations.labels", "relations.entity_labels", "regions.labels")
+    fields = {**dict.fromkeys(labels, "params.labels"), "structure": "params.output_schema"}
     return Question(EXTRACT, message, answer, fields=fields)
 
 
@@ -420,11 +417,6 @@ def _item(item: ItemIn, field: str) -> pb.Item:
     if pictures:
         return pb.Item(image=pb.Image(data=pictures[0].data))
     return text_item(item.text or "", f"{field}.text")
-
-
-def _renamed(name: str) -> tuple[tuple[str, str], ...]:
-    """SIE calls the documents of Score items, too."""
-    return ((rf"{name}\[(\d+)\]", r"items[\1]"), (rf"^{name}", "items"))
 
 
 def _id_of(items: list[ItemIn], index: int) -> str:

@@ -20,6 +20,7 @@ from services.edge.dialects import openai
 from services.edge.messages.base import (
     Answer,
     Dialect,
+    Fields,
     Headers,
     Problem,
     Question,
@@ -250,7 +251,7 @@ def rerank(received: Received) -> Question:
                 rank["text"] = request.texts[rank["index"]]
         return Answer(json_of(ranks), headers=timed(reply.timings, reply.usage, message))
 
-    fields = (*item_fields("documents", "texts"), (r"query\.text", "query"))
+    fields = {**item_fields("documents", "texts"), "query.text": "query"}
     return Question(SCORE, message, answer, fields=fields, dialect=TEI)
 
 
@@ -311,7 +312,7 @@ def similarity(received: Received) -> Question:
         cosines = np.ascontiguousarray(rows[1:] @ rows[0], np.float32)
         return Answer(json_of(cosines), headers=timed(reply.timings, reply.usage, message))
 
-    fields = ((r"items\[0\](?:\.text)?", "inputs.source_sentence"), (r"items\[\d+\](?:\.text)?", "inputs.sentences"))
+    fields = dict.fromkeys(("items[].text", "items[]"), lambda index: "inputs.sentences" if index else "inputs.source_sentence")
     return Question(ENCODE, message, answer, fields=fields, dialect=TEI)
 
 
@@ -379,9 +380,7 @@ def target_here(received: Received, default: str) -> Target:
     return named_or_default(received, received.model, default)
 
 
-def _encode(
-    received: Received, request: EmbedRequest, form: pb.Representation
-) -> tuple[pb.EncodeRequest, tuple[tuple[str, str], ...]]:
+def _encode(received: Received, request: EmbedRequest, form: pb.Representation) -> tuple[pb.EncodeRequest, Fields]:
     named = target_here(received, "embed")
     given = request.inputs
     texts = [given] if isinstance(given, str) else given
@@ -442,7 +441,7 @@ def _pairs(named: Target, pairs: list[list[str]], truncation: pb.Truncation, is_
         found = [[{"score": score, "label": "LABEL_0"}] for score in scores]
         return Answer(json_of(found if is_batch else found[0]), headers=timed(reply.timings, reply.usage, message))
 
-    return Question(SCORE, message, answer, fields=((r"documents(?:\[\d+\])?(?:\.text)?", "inputs"),), dialect=TEI)
+    return Question(SCORE, message, answer, fields=single_field("documents", "inputs"), dialect=TEI)
 
 
 def timed(timings: pb.Timings, usage: pb.Usage, message: pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest) -> Headers:

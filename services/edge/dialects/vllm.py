@@ -21,6 +21,7 @@ from services.edge.dialects import openai
 from services.edge.messages.base import (
     Answer,
     Dialect,
+    Fields,
     Problem,
     Question,
     Received,
@@ -39,7 +40,6 @@ VLLM: Final = Dialect("vllm", openai.error)
 MOST_QUERIES: Final = 64
 """Different first texts of one request: each is a call of its own, one after the other."""
 
-Fields = Sequence[tuple[str, str]]
 Texts = str | Annotated[list[str], ITEMS]
 _PAIRS: Final = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
 """How versions of vLLM call the two sides."""
@@ -210,8 +210,8 @@ def score(received: Received) -> Question:
             return Answer(json_of(_told(received, "score", request.model, named, data, used)))
 
         # With several queries the router's indices are those of a part of the caller's list.
-        fields: Fields = item_fields("documents", right) if len(groups) == 1 else ((r"documents\[\d+\](?:\.text)?", right),)
-        return Question(SCORE, message, answer, fields=(*fields, (r"query(?:\.text)?", left)))
+        fields = item_fields("documents", right) if len(groups) == 1 else single_field("documents", right)
+        return Question(SCORE, message, answer, fields={**fields, "query.text": left, "query": left})
 
     return ask(0, 0)
 
@@ -242,7 +242,7 @@ def classify(received: Received) -> Question:
             data.append({"index": index, "label": best, "probs": probs, "num_classes": len(probs)})
         return Answer(json_of(_told(received, "classify", request.model, named, data, reply.usage.input_tokens)))
 
-    return Question(EXTRACT, message, answer, fields=(*fields, (r"classify\.labels", "labels")))
+    return Question(EXTRACT, message, answer, fields={**fields, "classify.labels": "labels"})
 
 
 def pooling(received: Received) -> Question:

@@ -14,7 +14,15 @@ from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects.openai import OPENAI
-from services.edge.dialects.writing.along import Along, Asked, Told, conversation_of, is_cut, is_last, line_of
+from services.edge.dialects.writing.along import (
+    Along,
+    Asked,
+    Told,
+    conversation_of,
+    is_cut,
+    is_last,
+    line_of,
+)
 from services.edge.messages.base import Answer, Problem, Question, Received, Route, Stream, invalid, json_of
 from services.edge.messages.limits import MESSAGES, PARTS
 from services.edge.messages.reading import priority_of, read, target
