@@ -116,6 +116,8 @@ class Sparse:
     indices: npt.NDArray[np.int32]
     indptr: Integers
     shape: tuple[int, int]
+    truncated: bool = False
+    """Whether a row had more weights than its share of the answer holds, and only the largest are here."""
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -299,6 +301,8 @@ class Extraction:
     structures: tuple[Structure, ...] = ()
     finish_reason: Literal["", "stop", "length"] = ""
     form: Mapping[str, object] | None = None
+    truncated: bool = False
+    """Whether results were left out, those with the lowest scores: more was found than the item's share of the answer holds."""
 
     @property
     def json(self) -> dict[str, list[dict[str, str | list[str] | None]]]:

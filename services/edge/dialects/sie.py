@@ -356,7 +356,7 @@ def _extraction(result: pb.Extraction) -> dict[str, Any]:
         {"label": one.label, "score": one.score, "bbox": [one.left, one.top, one.right, one.bottom]} for one in result.regions
     ]
     found = {"entities": entities, "relations": relations, "classifications": classifications, "objects": objects}
-    return found | ({"data": _data(result)} if result.structures else {})
+    return found | ({"data": _data(result)} if result.structures else {}) | ({"truncated": True} if result.truncated else {})
 
 
 def _data(result: pb.Extraction) -> dict[str, Any]:

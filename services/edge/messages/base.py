@@ -14,6 +14,7 @@ import orjson
 from google.protobuf.message import Message
 from shoal.errors import ShoalError
 from shoal.transport.methods import Method
+from shoal.v1 import inference_pb2 as pb
 
 from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary
@@ -145,6 +146,20 @@ class Answer:
     status: int = 200
     media_type: bytes = JSON
     headers: Headers = ()
+
+
+def noting_truncation(step: Answer | Question, reply: Message) -> Answer | Question:
+    """The answer made of a reply, with the header `x-shoal-truncated: true` if the reply lacks results that were found."""
+    match reply:
+        case pb.ExtractResponse():
+            is_cut = any(result.truncated for result in reply.results)
+        case pb.EncodeResponse():
+            is_cut = reply.sparse.truncated
+        case _:
+            is_cut = False
+    if not is_cut or not isinstance(step, Answer):
+        return step
+    return replace(step, headers=(*step.headers, (b"x-shoal-truncated", b"true")))
 
 
 @dataclass(frozen=True, slots=True)
