@@ -30,7 +30,7 @@ from services.worker.jobs.answers.written import WrittenParts
 from services.worker.jobs.execution.ladder import Ladder
 from services.worker.jobs.execution.runner import Runner
 from services.worker.jobs.pulling.intake import Intake
-from services.worker.jobs.pulling.preparing import MOST_AWAY, Preparers
+from services.worker.jobs.pulling.preparing import MOST_AWAY, MOST_SLOW_AWAY, Preparers
 from services.worker.jobs.pulling.puller import Puller
 from services.worker.jobs.waste import Waste
 from services.worker.machine.device import Device
@@ -98,10 +98,11 @@ async def serve(settings: Settings, device: Device, stop: asyncio.Event) -> None
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """Separate pools for tokenising and for making answers, so that a large job's tokenising does not delay a small one's answer,
-    and one thread for recomputing answers in float32."""
+    """Separate pools for tokenising, for documents and large images, and for making answers, so that a large job's preparation does
+    not delay a small one's answer, and one thread for recomputing answers in float32."""
 
     preparing: Preparers
+    preparing_slow: Preparers
     finishing: ThreadPoolExecutor
     widening: ThreadPoolExecutor
 
@@ -110,11 +111,12 @@ class Threads:
 def _threads(cores: int) -> Iterator[Threads]:
     count = max(1, min(4, cores // 2))
     preparing = Preparers(ThreadPoolExecutor(count + MOST_AWAY, "prepare"), count)
-    threads = Threads(preparing, ThreadPoolExecutor(count, "finish"), ThreadPoolExecutor(1, "widen"))
+    slow = Preparers(ThreadPoolExecutor(count + MOST_SLOW_AWAY, "prepare-slow"), count, MOST_SLOW_AWAY, is_slow=True)
+    threads = Threads(preparing, slow, ThreadPoolExecutor(count, "finish"), ThreadPoolExecutor(1, "widen"))
     try:
         yield threads
     finally:
-        for pool in (preparing.threads, threads.finishing, threads.widening):
+        for pool in (preparing.threads, slow.threads, threads.finishing, threads.widening):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -158,7 +160,16 @@ class Worker:
             drain=stop.set,
         )
         self._presence = Presence(link, self._report_again)
-        intake = Intake(link, residency, delivery, runner, finisher, preparers=threads.preparing, wake=wake)
+        intake = Intake(
+            link,
+            residency,
+            delivery,
+            runner,
+            finisher,
+            preparers=threads.preparing,
+            slow_preparers=threads.preparing_slow,
+            wake=wake,
+        )
         self._puller = Puller(
             link,
             residency,

@@ -102,6 +102,31 @@ def test_a_process_that_is_killed_takes_one_call_with_it_at_most(reader: Documen
     assert document.text(1) == "first page", "another process reads it again"
 
 
+def test_a_document_that_takes_too_long_is_not_read_again() -> None:
+    reader = DocumentReader(1, Bounds(seconds=1))
+    seconds: list[tuple[float, float]] = []
+    document = reader.metered(lambda *one: seconds.append(one)).open(pdfs.slow(), FIELD)
+    (size,) = document.sizes(1, 1, 144)
+    seconds.clear()
+    with pytest.raises(InvalidInput, match="more than 1 s of processor time"):
+        document.draw(1, 144, size)
+    assert len(seconds) == 1, "one process was asked, once"
+    reader.close()
+
+
+def test_the_processor_time_of_a_document_is_measured(reader: DocumentReader) -> None:
+    seconds: list[tuple[float, float]] = []
+    data = pdfs.slow(operations=100, side=500)
+    drawn_by = reader.metered(lambda *one: seconds.append(one))
+    drawn(drawn_by, data)
+    processor, waited = map(sum, zip(*seconds, strict=True))
+    assert processor > 0.02, "a quarter of a million pixels, a hundred operations each"
+    assert waited > 0
+    seconds.clear()
+    drawn(reader, data)
+    assert not seconds, "only the reader that was metered reports"
+
+
 def test_no_process_reads_two_documents_and_there_are_few(reader: DocumentReader) -> None:
     files = [pdfs.document([f"number {number}"]) for number in range(8)]
     with ThreadPoolExecutor(8) as threads:

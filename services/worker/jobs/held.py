@@ -47,6 +47,20 @@ class Lease:
 
 
 @dataclass(slots=True, eq=False)
+class DocumentSeconds:
+    """Time that a job's documents took in document processes. Written by the thread that prepares the job."""
+
+    processor: float = 0.0
+    """Processor time of these processes."""
+    waited: float = 0.0
+    """Time by the clock that the preparing thread waited for them."""
+
+    def add(self, processor: float, waited: float) -> None:
+        self.processor += processor
+        self.waited += waited
+
+
+@dataclass(slots=True, eq=False)
 class HeldJob:
     """A leased job in the worker. Times are seconds of the worker's monotonic clock."""
 
@@ -57,7 +71,12 @@ class HeldJob:
     received_at: float
     queue_seconds: float
     read_bytes: int = 0
-    """Bytes that preparing the job reads."""
+    """Bytes that preparing the job reads, or what its pixels and pages come to."""
+    pages: int = 0
+    """Pages of documents, as far as the job names them."""
+    is_slow: bool = False
+    """Whether the job is prepared apart, because that may take seconds without a yield."""
+    document_seconds: DocumentSeconds = field(default_factory=DocumentSeconds)
     estimated_tokens: int = 0
     """Tokens estimated from these bytes, before the job is tokenised."""
     prepared: Prepared | None = None

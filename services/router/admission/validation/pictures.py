@@ -17,8 +17,8 @@ UNKNOWN_TOKENS: Final = 256
 """Price of an image for a model that no worker has read yet: CLIP makes 50 to 577 tokens of one, a reader of pages about 1,000."""
 
 PIXELS_A_TOKEN: Final = 1 << 16
-"""Pixels of a file that cost one token, whatever size the model makes of the image: a worker has to decode them. A core decodes 50 to
-200 million pixels a second, and computes some 2,000 tokens of a small encoder in that time."""
+"""Pixels of a file that cost one token, whatever size the model makes of the image: a worker has to decode them. A core decodes 50
+to 200 million pixels a second, and computes some 2,000 tokens of a small encoder in that time."""
 
 _PAGE_SQUARE_INCHES: Final = 97
 """The area of A4. Only a parser knows the size of a document's pages."""

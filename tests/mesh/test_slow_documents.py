@@ -1,0 +1,74 @@
+"""Documents and images that take a worker seconds stop no other work of it: real processes, and the order of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import psutil
+import pytest
+import shoal
+from shoal.tasks import Document
+
+from tests.parity.image_repositories import TEXTS, write_repository
+from tests.support import pdfs
+from tests.support.cluster import Cluster
+from tests.support.waiting import wait_until
+
+MODEL = "random/clip-slow"
+ROUNDS = 3
+TIMEOUT = 100.0
+DRAWING_SECONDS = 0.5
+"""Processor time that no start of a document process takes."""
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One router and one worker of one thread, which has read a text and an image."""
+    models = tmp_path_factory.mktemp("models")
+    made = write_repository("clip", tmp_path_factory.mktemp("clip") / "made")
+    (models / "random").mkdir()
+    made.directory.rename(models / MODEL)
+    with Cluster(tmp_path_factory.mktemp("slow"), models=str(models)) as running:
+        encode(running, "light", TEXTS[0])
+        yield running
+
+
+def encode(mesh: Cluster, tenant: str, item: object) -> None:
+    with shoal.Client(mesh.address, tenant=tenant, timeout=TIMEOUT) as client:
+        client.encode(MODEL, [item])
+
+
+def processor_seconds(mesh: Cluster) -> dict[int, float]:
+    """Of each document process of the worker, by its id."""
+    children = psutil.Process(mesh.processes["worker-0"].pid).children()
+    return {child.pid: child.cpu_times().user for child in children}
+
+
+def wait_until_drawing(mesh: Cluster, before: dict[int, float]) -> None:
+    """Waits until a document process computes. `before`: what they had used before the document was sent."""
+    wait_until(lambda: any(now - before.get(pid, 0.0) > DRAWING_SECONDS for pid, now in processor_seconds(mesh).items()))
+
+
+def test_texts_of_all_tenants_are_answered_before_a_slow_document(mesh: Cluster) -> None:
+    """The hostile tenant's page computes for seconds."""
+    before = processor_seconds(mesh)
+    with ThreadPoolExecutor(4) as threads:
+        document: Future[None] = threads.submit(encode, mesh, "hostile", Document(pdfs.slow(side=1400), 1, 1))
+        wait_until_drawing(mesh, before)
+        for _ in range(ROUNDS):
+            texts = [threads.submit(encode, mesh, tenant, TEXTS[0]) for tenant in ("hostile", "light", "other")]
+            for text in texts:
+                text.result(TIMEOUT)
+        assert not document.done(), "the texts have waited for the document"
+        assert document.exception(TIMEOUT) is None or isinstance(document.exception(), shoal.errors.InvalidInput)
+
+
+def test_a_document_is_answered_before_slow_documents_of_another_tenant(mesh: Cluster) -> None:
+    before = processor_seconds(mesh)
+    with ThreadPoolExecutor(4) as threads:
+        files = [pdfs.slow(operations, side=900) for operations in (70, 72, 74)]
+        slow: list[Future[None]] = [threads.submit(encode, mesh, "hostile", Document(data, 1, 1)) for data in files]
+        wait_until_drawing(mesh, before)
+        encode(mesh, "light", Document(pdfs.document(["a page"]), 1, 1))
+        assert sum(document.done() for document in slow) <= 1, "the light tenant has waited for the hostile one's documents"
