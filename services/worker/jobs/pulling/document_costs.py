@@ -6,6 +6,7 @@ not, although none of the documents that wait was opened yet.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from services.worker.scheduling.batcher import Caller
@@ -50,4 +51,4 @@ class DocumentCosts:
         if caller not in self._known:
             return PAGE_SECONDS
         seconds, since = self._known[caller]
-        return PAGE_SECONDS + (seconds - PAGE_SECONDS) * 0.5 ** ((now - since) / HALF_LIFE_SECONDS)
+        return PAGE_SECONDS + (seconds - PAGE_SECONDS) * math.pow(0.5, (now - since) / HALF_LIFE_SECONDS)

@@ -22,6 +22,7 @@ from libs.documents.reader import shared_reader
 from libs.errors import DeadlinePassed, InternalError, ShoalError
 from libs.models import GoOn, Prepared
 from libs.models.documents import with_pages
+from libs.models.images.memory import reserving
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker.jobs import spans
@@ -158,6 +159,10 @@ class Intake:
     def _go_on(self, held: HeldJob, give_way: GiveWay) -> None:
         """Called between two slices of a job: yields to other callers; raises if the job was cancelled or is past its deadline."""
         give_way()
+        self._check(held)
+
+    def _check(self, held: HeldJob) -> None:
+        """Raises if the job was cancelled or is past its deadline."""
         if held.unwanted:
             raise _Unwanted
         if held.deadline_unix <= self._unix_time():
@@ -173,7 +178,9 @@ class Intake:
             held.drop_operation()
             work = with_pages(work, files, self._documents.metered(held.document_seconds.add), go_on)
             del files
-            held.prepared = _adapted(held.resident.model.prepare(work, go_on), held.lease.lane.adapter)
+            with reserving(partial(self._residency.decoding.reserve, check=partial(self._check, held))):
+                prepared = held.resident.model.prepare(work, go_on)
+            held.prepared = _adapted(prepared, held.lease.lane.adapter)
             held.outputs.update(held.prepared.known)
             metrics.IMAGE_CACHE_EVENTS.labels("hit").inc(len(held.prepared.known))
             held.learnt = whole_texts(work, held.prepared, held.resident.model.card)
