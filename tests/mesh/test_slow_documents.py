@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from io import BytesIO
 
 import psutil
 import pytest
 import shoal
+from PIL import Image
 from shoal.tasks import Document
 
 from tests.parity.image_repositories import TEXTS, write_repository
 from tests.support import pdfs
 from tests.support.cluster import Cluster
+from tests.support.peak import Peak
 from tests.support.waiting import wait_until
 
 MODEL = "random/clip-slow"
 ROUNDS = 3
 TIMEOUT = 100.0
+MEMORY_BYTES = 1600 << 20
+"""Of the worker's models, and of the images that it decodes: enough for one of IMAGE_SIDE, and not for two."""
+IMAGE_SIDE = 7000
 DRAWING_SECONDS = 0.5
 """Processor time that no start of a document process takes."""
 
@@ -29,7 +35,8 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = write_repository("clip", tmp_path_factory.mktemp("clip") / "made")
     (models / "random").mkdir()
     made.directory.rename(models / MODEL)
-    with Cluster(tmp_path_factory.mktemp("slow"), models=str(models)) as running:
+    environment = {"SHOAL_MEMORY_BYTES": str(MEMORY_BYTES)}
+    with Cluster(tmp_path_factory.mktemp("slow"), models=str(models), environment=environment) as running:
         encode(running, "light", TEXTS[0])
         yield running
 
@@ -72,3 +79,18 @@ def test_a_document_is_answered_before_slow_documents_of_another_tenant(mesh: Cl
         wait_until_drawing(mesh, before)
         encode(mesh, "light", Document(pdfs.document(["a page"]), 1, 1))
         assert sum(document.done() for document in slow) <= 1, "the light tenant has waited for the hostile one's documents"
+
+
+def test_large_images_of_several_tenants_stay_within_the_memory_of_the_worker(mesh: Cluster) -> None:
+    """Each is a file of 2 KB that takes 784 MB while it is decoded; a light tenant's small image waits for none of them."""
+    out = BytesIO()
+    Image.new("RGB", (IMAGE_SIDE, IMAGE_SIDE)).save(out, "WEBP", lossless=True)
+    peak = Peak(mesh.processes["worker-0"].pid)
+    with ThreadPoolExecutor(8) as threads:
+        large: list[Future[None]] = [threads.submit(encode, mesh, f"tenant-{number}", out.getvalue()) for number in range(6)]
+        encode(mesh, "light", TEXTS[0])
+        refused = [error for image in large if (error := image.exception(TIMEOUT)) is not None]
+    assert all(isinstance(error, shoal.errors.NoCapacity) for error in refused), refused
+    assert len(refused) < len(large), "one after another they are decoded"
+    assert peak.grown <= MEMORY_BYTES, f"the worker grew by {peak.grown:,} bytes"
+    print(f"grown {peak.grown / 2**20:.0f} MiB, {len(refused)} refused")

@@ -94,8 +94,10 @@ def test_memory_is_reserved_before_an_image_is_decoded_and_held_until_it_was_res
     def reserve(needed: int, field: str) -> Iterator[None]:
         assert field == FIELD
         held.append(needed)
-        yield
-        held.pop()
+        try:
+            yield
+        finally:
+            held.pop()
 
     with reserving(reserve):
         with decoding.decoding(file_of(PHOTO, kind), FIELD) as image:
