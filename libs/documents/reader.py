@@ -40,6 +40,8 @@ _SLACK: Final = 6
 """Seconds of the clock for a second of processor time, on a busy machine."""
 _LEAST_SECONDS: Final = 30
 """By the clock, for an answer: a machine may be busy with other things."""
+_CHECK_SECONDS: Final = 0.1
+"""How often a caller that waits for an answer may end that."""
 _WAIT_SECONDS: Final = 60.0
 """For a process to become free."""
 _CHILD: Final = Path(__file__).with_name("child.py")
@@ -50,6 +52,14 @@ _POINTS: Final = 72
 
 Meter = Callable[[float, float], None]
 """Called with the seconds of processor time that a process used, and the seconds of the clock that the caller waited for it."""
+
+
+def _not_metered(processor: float, waited: float) -> None:
+    return
+
+
+def _nothing() -> None:
+    return
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,7 @@ class _Process:
 
     def __init__(self, bounds: Bounds) -> None:
         self.key = b""
+        self.check: Callable[[], None] = _nothing
         self._processor_seconds, self._seconds = bounds.seconds, max(bounds.seconds * _SLACK, _LEAST_SECONDS)
         arguments = (bounds.memory, bounds.seconds, IDLE_SECONDS)
         self._child = subprocess.Popen(  # noqa: S603 # a program of ours
@@ -149,8 +160,14 @@ class _Process:
     def _wait(self, end: int, event: int, until: float) -> None:
         poll = select.poll()
         poll.register(end, event)
-        if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
-            raise _Lost(f"it did not answer within {self._seconds} s")
+        while not poll.poll(max(0.0, min(until - time.monotonic(), _CHECK_SECONDS)) * 1000):
+            if time.monotonic() >= until:
+                raise _Lost(f"it did not answer within {self._seconds} s")
+            try:
+                self.check()
+            except BaseException:
+                self.end()  # it would compute an answer that no caller waits for
+                raise
 
     def _lost(self) -> _Lost:
         try:
@@ -180,12 +197,14 @@ class DocumentReader:
         self._most = max(1, processes)
         self.bounds = Bounds() if bounds is None else bounds
         self._pool = _Pool()
-        self._meter: Meter | None = None
+        self._meter: Meter = _not_metered
+        self._check: Callable[[], None] = _nothing
 
-    def metered(self, meter: Meter) -> DocumentReader:
-        """This reader, with the same processes: `meter` is called after each question to one of them, on the thread that asked."""
+    def metered(self, meter: Meter, check: Callable[[], None] = _nothing) -> DocumentReader:
+        """This reader, with the same processes: `meter` is called after each question to one of them, on the thread that asked, and
+        `check` several times a second while it waits for the answer. What `check` raises ends the process and is raised."""
         other = copy(self)
-        other._meter = meter
+        other._meter, other._check = meter, check
         return other
 
     def open(self, data: bytes, path: str) -> OpenDocument:
@@ -235,13 +254,13 @@ class DocumentReader:
     def _metered(self, taking: AbstractContextManager[_Process]) -> Iterator[_Process]:
         began = time.monotonic()
         with taking as process:
+            process.check = self._check
             before, started = process.processor_seconds(), time.monotonic()
             try:
                 yield process
             finally:
                 now, used = time.monotonic(), process.processor_seconds()
-                if self._meter is not None:
-                    self._meter(now - started if before is None or used is None else used - before, now - began)
+                self._meter(now - started if before is None or used is None else used - before, now - began)
 
     @contextmanager
     def _taken(self, key: bytes, path: str) -> Iterator[_Process]:

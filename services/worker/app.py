@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from services.worker.jobs.answers.widening import Widening
 from services.worker.jobs.answers.written import WrittenParts
 from services.worker.jobs.execution.ladder import Ladder
 from services.worker.jobs.execution.runner import Runner
+from services.worker.jobs.held import PreparationKind
 from services.worker.jobs.pulling.intake import Intake
 from services.worker.jobs.pulling.preparing import MOST_AWAY, MOST_SLOW_AWAY, Preparers
 from services.worker.jobs.pulling.puller import Puller
@@ -101,8 +102,7 @@ class Threads:
     """Separate pools for tokenising, for documents and large images, and for making answers, so that a large job's preparation does
     not delay a small one's answer, and one thread for recomputing answers in float32."""
 
-    preparing: Preparers
-    preparing_slow: Preparers
+    preparing: Mapping[PreparationKind, Preparers]
     finishing: ThreadPoolExecutor
     widening: ThreadPoolExecutor
 
@@ -110,14 +110,21 @@ class Threads:
 @contextmanager
 def _threads(cores: int) -> Iterator[Threads]:
     count = max(1, min(4, cores // 2))
-    preparing = Preparers(ThreadPoolExecutor(count + MOST_AWAY, "prepare"), count)
-    slow = Preparers(ThreadPoolExecutor(count + MOST_SLOW_AWAY, "prepare-slow"), count, MOST_SLOW_AWAY, is_slow=True)
-    threads = Threads(preparing, slow, ThreadPoolExecutor(count, "finish"), ThreadPoolExecutor(1, "widen"))
+    preparing: dict[PreparationKind, Preparers] = {
+        "quick": Preparers(ThreadPoolExecutor(count + MOST_AWAY, "prepare"), count),
+        "images": _slow(count, "prepare-images"),
+        "documents": _slow(count, "prepare-documents"),
+    }
+    threads = Threads(preparing, ThreadPoolExecutor(count, "finish"), ThreadPoolExecutor(1, "widen"))
     try:
         yield threads
     finally:
-        for pool in (preparing.threads, slow.threads, threads.finishing, threads.widening):
+        for pool in (*(one.threads for one in preparing.values()), threads.finishing, threads.widening):
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _slow(count: int, name: str) -> Preparers:
+    return Preparers(ThreadPoolExecutor(count + MOST_SLOW_AWAY, name), count, MOST_SLOW_AWAY, is_slow=True)
 
 
 class Worker:
@@ -167,7 +174,6 @@ class Worker:
             runner,
             finisher,
             preparers=threads.preparing,
-            slow_preparers=threads.preparing_slow,
             wake=wake,
         )
         self._puller = Puller(

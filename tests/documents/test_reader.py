@@ -114,6 +114,23 @@ def test_a_document_that_takes_too_long_is_not_read_again() -> None:
     reader.close()
 
 
+def test_a_process_is_ended_when_no_caller_waits_for_its_answer(reader: DocumentReader) -> None:
+    class Cancelled(Exception):
+        pass
+
+    def cancel() -> None:
+        raise Cancelled
+
+    document = reader.metered(lambda *_: None, cancel).open(pdfs.slow(operations=90), FIELD)
+    (size,) = document.sizes(1, 1, 144)
+    before = children()
+    with pytest.raises(Cancelled):
+        document.draw(1, 144, size)
+    ended = [child for child in before if not child.is_running()]
+    assert len(ended) == 1
+    assert reader.open(GOOD, FIELD).text(1) == "first page"
+
+
 def test_the_processor_time_of_a_document_is_measured(reader: DocumentReader) -> None:
     seconds: list[tuple[float, float]] = []
     data = pdfs.slow(operations=100, side=500)

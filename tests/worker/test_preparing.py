@@ -294,7 +294,7 @@ def test_pages_and_pixels_are_read_by_a_job_too() -> None:
     webp = b"RIFF\x1a\0\0\0WEBPVP8L\x0d\0\0\0\x2f" + size
     job.encode.items.add(image=inference_pb2.Image(data=webp))
     found = reading_of(job, 100, has_images=True)
-    assert found == Reading(100 + 49_000_000 // PIXELS_A_BYTE, is_slow=True)
+    assert found == Reading(100 + 49_000_000 // PIXELS_A_BYTE, kind="images")
     assert reading_of(job, 100, has_images=False) == Reading(100)
     document = inference_pb2.Document(data=b"%PDF-1.7", first_page=2, last_page=4)
     for items in (job.encode.items, job.extract.items):
@@ -302,7 +302,7 @@ def test_pages_and_pixels_are_read_by_a_job_too() -> None:
         items.add(parts=[inference_pb2.Part(document=document), inference_pb2.Part(text="a")])
         items.add(parts=[inference_pb2.Part(document=inference_pb2.Document(file=0))])
         found = reading_of(job, 100, has_images=True)
-        assert (found.pages, found.is_slow, found.bytes) == (19, True, 100 + 19 * PAGE_BYTES)
+        assert (found.pages, found.kind, found.bytes) == (19, "documents", 100 + 19 * PAGE_BYTES)
 
 
 def test_a_thread_lets_the_event_loop_have_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ thread. Only `unwanted` is written by one while another may read it: a stale rea
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from shoal.v1 import inference_pb2, worker_pb2
 
@@ -18,6 +18,11 @@ from services.worker.scheduling.batcher import Flow
 
 WEIGHTS: Final = (1e-3, 1e3)
 """Tenants' weights are clamped to this range, whatever a router sends."""
+
+
+PreparationKind = Literal["quick", "images", "documents"]
+"""How a job is prepared. Jobs with large images or documents may take seconds without a yield; jobs of a kind have threads that no
+job of another kind waits for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,8 +79,7 @@ class HeldJob:
     """Bytes that preparing the job reads, or what its pixels and pages come to."""
     pages: int = 0
     """Pages of documents, as far as the job names them."""
-    is_slow: bool = False
-    """Whether the job is prepared apart, because that may take seconds without a yield."""
+    kind: PreparationKind = "quick"
     document_seconds: DocumentSeconds = field(default_factory=DocumentSeconds)
     estimated_tokens: int = 0
     """Tokens estimated from these bytes, before the job is tokenised."""

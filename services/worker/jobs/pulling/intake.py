@@ -10,7 +10,7 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -29,7 +29,7 @@ from services.worker.jobs import spans
 from services.worker.jobs.answers.delivery import Delivery
 from services.worker.jobs.answers.finisher import Finisher
 from services.worker.jobs.execution.runner import Runner
-from services.worker.jobs.held import HeldJob, Lease
+from services.worker.jobs.held import HeldJob, Lease, PreparationKind
 from services.worker.jobs.pulling.preparing import HELD_SECONDS, SMALL_BYTES, GiveWay, Preparation, Preparers
 from services.worker.jobs.pulling.pulls import LaneName, Lead
 from services.worker.jobs.pulling.reading import estimated_tokens, reading_of
@@ -55,8 +55,7 @@ class Intake:
         runner: Runner,
         finisher: Finisher,
         *,
-        preparers: Preparers,
-        slow_preparers: Preparers,
+        preparers: Mapping[PreparationKind, Preparers],
         wake: asyncio.Event,
     ) -> None:
         self._worker_id = link.identity.worker_id
@@ -65,8 +64,7 @@ class Intake:
         self._delivery = delivery
         self._runner = runner
         self._finisher = finisher
-        self._preparation = Preparation(preparers, self._prepare, clock=time.monotonic)
-        self._slow_preparation = Preparation(slow_preparers, self._prepare, clock=time.monotonic)
+        self._preparations = {kind: Preparation(own, self._prepare, clock=time.monotonic) for kind, own in preparers.items()}
         self._wake = wake
         self._documents = shared_reader()
         self._loop = asyncio.get_running_loop()
@@ -77,10 +75,11 @@ class Intake:
 
     def waiting(self) -> dict[LaneName, dict[Flow, int]]:
         """Estimated tokens that wait for preparation or are in it, by lane and flow."""
-        found = self._preparation.waiting()
-        for lane, flows in self._slow_preparation.waiting().items():
-            found[lane] = Counter(found.get(lane, {})) + Counter(flows)
-        return found
+        found: dict[LaneName, Counter[Flow]] = {}
+        for preparation in self._preparations.values():
+            for lane, flows in preparation.waiting().items():
+                found.setdefault(lane, Counter()).update(flows)
+        return {lane: dict(flows) for lane, flows in found.items()}
 
     def accept(self, response: worker_pb2.PullResponse, sent_at: float) -> bool:
         """Takes in a pulled batch, whose pull was sent at this moment of the monotonic clock. Returns whether it brought jobs that
@@ -94,15 +93,13 @@ class Intake:
         self._residency.hold(resident, len(jobs), sum(held.estimated_tokens for held in jobs))
         resident.adapters.hold(adapter, len(jobs), time.monotonic())
         self._delivery.open(lease)
-        slow = [held for held in jobs if held.is_slow]
-        quick = [held for held in jobs if not held.is_slow]
-        if slow:
-            self._slow_preparation.add(slow)
-        if quick:
-            self._preparation.add(quick)
+        for kind, preparation in self._preparations.items():
+            if own := [held for held in jobs if held.kind == kind]:
+                preparation.add(own)
         if jobs:
             self._relieve_in_time()
-        return bool(quick) and not slow and sum(held.read_bytes for held in quick) <= SMALL_BYTES
+        is_quick = all(held.kind == "quick" for held in jobs)
+        return bool(jobs) and is_quick and sum(held.read_bytes for held in jobs) <= SMALL_BYTES
 
     def hand_back(self, response: worker_pb2.PullResponse) -> None:
         """Returns all jobs of a pulled batch to their lane."""
@@ -115,7 +112,8 @@ class Intake:
 
     def _relieve(self) -> None:
         self._relieving = None
-        if any([self._preparation.relieve(), self._slow_preparation.relieve()]):
+        waiting = [preparation.relieve() for preparation in self._preparations.values()]
+        if any(waiting):
             self._relieve_in_time()
 
     def _read(self, lease: Lease, resident: Resident, payloads: Collection[bytes]) -> list[HeldJob]:
@@ -130,7 +128,7 @@ class Intake:
             queued = max(0.0, unix - job.queued_unix_ms / 1000)
             held = HeldJob(next(self._numbers), job, lease, resident, received_at=now, queue_seconds=queued)
             reading = reading_of(job, len(payload), has_images=resident.model.card.images is not None)
-            held.read_bytes, held.pages, held.is_slow = reading.bytes, reading.pages, reading.is_slow
+            held.read_bytes, held.pages, held.kind = reading.bytes, reading.pages, reading.kind
             held.estimated_tokens = estimated_tokens(job, held.read_bytes, _longest(resident.model.card))
             held.span = spans.begin(job, lease.lane, self._worker_id, waited=queued)
             metrics.QUEUE_SECONDS.labels(resident.name).observe(queued)
@@ -176,7 +174,7 @@ class Intake:
             work = codec.to_work(held.job, scope=None if held.lease.lane.adapter else held.job.tenant)
             files = codec.files_of(held.job)
             held.drop_operation()
-            work = with_pages(work, files, self._documents.metered(held.document_seconds.add), go_on)
+            work = with_pages(work, files, self._documents.metered(held.document_seconds.add, partial(self._check, held)), go_on)
             del files
             with reserving(partial(self._residency.decoding.reserve, check=partial(self._check, held))):
                 prepared = held.resident.model.prepare(work, go_on)

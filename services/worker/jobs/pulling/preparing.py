@@ -5,8 +5,8 @@ callers by fair queueing (`turns.py`), as device time is. A large job yields at 
 it first prepares the jobs of less-served callers, so there is no head-of-line blocking, even with a single thread. A text that
 cannot be cut is tokenised in one call that cannot yield (4 MiB of one word: seconds); another thread replaces that one meanwhile.
 
-Slow jobs, those with documents or large images (`reading.py`), have a Preparation and threads that no other job waits for, and each
-is a portion: its thread waits for a document process, or for memory, for seconds.
+Slow jobs, those with documents and those with large images (`reading.py`), have a Preparation and threads each that no other job
+waits for, and each job is a portion: its thread waits for a document process, or for memory, for seconds.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ MOST_AWAY: Final = 4
 """The most threads that may be away at once, each with a portion of another caller."""
 
 MOST_SLOW_AWAY: Final = 2
-"""As MOST_AWAY, of the threads for slow jobs. Together with four that are not away they are as many as there are document processes
-(libs/documents/reader.py), so that no thread waits for a process to become free."""
+"""As MOST_AWAY, of the threads for slow jobs of a kind. Together with four that are not away they are as many as there are document
+processes (libs/documents/reader.py), so that no thread waits for a process to become free."""
 
 BREATH_SECONDS: Final = 0.005
 """How long a preparing thread runs before it sleeps NAP_SECONDS to release the interpreter lock. CPython forces a release after

@@ -13,6 +13,7 @@ from shoal.v1 import inference_pb2, worker_pb2
 
 from libs.documents import limits
 from libs.image_size import size_of
+from services.worker.jobs.held import PreparationKind
 
 BYTES_A_TOKEN: Final = 4
 """Estimate for a job that was not tokenised yet; used only to limit pulls (backpressure)."""
@@ -37,8 +38,8 @@ class Reading:
     of images come to."""
     pages: int = 0
     """Pages of documents, as far as the job names them."""
-    is_slow: bool = False
-    """Whether preparing takes long without yielding: the job has documents or large images."""
+    kind: PreparationKind = "quick"
+    """`documents` of a job with any, `images` of a job with large ones."""
 
 
 def reading_of(job: worker_pb2.Job, payload_bytes: int, *, has_images: bool) -> Reading:
@@ -55,7 +56,7 @@ def reading_of(job: worker_pb2.Job, payload_bytes: int, *, has_images: bool) -> 
         area = 0 if size is None else size.height * size.width
         pixels, largest = pixels + area, max(largest, area)
     read += pixels // PIXELS_A_BYTE + pages * PAGE_BYTES
-    return Reading(read, pages, is_slow=pages > 0 or largest > SLOW_PIXELS)
+    return Reading(read, pages, "documents" if pages else "images" if largest > SLOW_PIXELS else "quick")
 
 
 def _files(job: worker_pb2.Job) -> Iterable[inference_pb2.Document | inference_pb2.Image]:
