@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -118,12 +119,16 @@ def test_a_process_is_ended_when_no_caller_waits_for_its_answer(reader: Document
     class Cancelled(Exception):
         pass
 
+    is_cancelled = threading.Event()
+
     def cancel() -> None:
-        raise Cancelled
+        if is_cancelled.is_set():
+            raise Cancelled
 
     document = reader.metered(lambda *_: None, cancel).open(pdfs.slow(operations=90), FIELD)
     (size,) = document.sizes(1, 1, 144)
     before = children()
+    is_cancelled.set()
     with pytest.raises(Cancelled):
         document.draw(1, 144, size)
     ended = [child for child in before if not child.is_running()]
