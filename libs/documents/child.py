@@ -26,8 +26,9 @@ Answer = tuple[dict[str, Any], bytes]
 
 _HEAD: Final = struct.Struct("<II")
 _POINTS: Final = 72  # an inch
-_NICE: Final = 5
-"""The process gets a quarter of a core that others want too: a document that computes for seconds does not slow the worker down."""
+_NICE: Final = 2
+"""The process gets 40 % of a core that the worker wants too, so that a document that computes for long slows it down less. With a
+higher number honest documents would exceed their time by the clock on a busy machine."""
 
 
 class Refused(Exception):

@@ -38,7 +38,7 @@ IDLE_SECONDS: Final = 30
 """After so long without a question a process ends, and frees its document."""
 _SLACK: Final = 6
 """Seconds of the clock for a second of processor time, on a busy machine."""
-_LEAST_SECONDS: Final = 30
+_LEAST_SECONDS: Final = 60
 """By the clock, for an answer: a machine may be busy with other things."""
 _CHECK_SECONDS: Final = 0.1
 """How often a caller that waits for an answer may end that."""
