@@ -12,6 +12,7 @@ import shoal
 from PIL import Image
 from shoal.tasks import Document
 
+from services.worker.jobs.pulling.preparing import SMALL_BYTES
 from tests.parity.image_repositories import TEXTS, write_repository
 from tests.support import pdfs
 from tests.support.cluster import Cluster
@@ -85,9 +86,10 @@ def test_a_document_is_answered_before_slow_documents_of_another_tenant(mesh: Cl
 
 
 def test_large_images_of_several_tenants_stay_within_the_memory_of_the_worker(mesh: Cluster) -> None:
-    """Each is a file of 2 KB that takes 784 MB while it is decoded; a light tenant's small image waits for none of them."""
+    """Each is a file of 66 KB that takes 784 MB while it is decoded; a light tenant's small image waits for none of them."""
     out = BytesIO()
-    Image.new("RGB", (IMAGE_SIDE, IMAGE_SIDE)).save(out, "WEBP", lossless=True)
+    # Of a size that is not prepared together with other tenants' jobs.
+    Image.new("RGB", (IMAGE_SIDE, IMAGE_SIDE)).save(out, "WEBP", lossless=True, icc_profile=bytes(SMALL_BYTES))
     peak = Peak(mesh.processes["worker-0"].pid)
     with ThreadPoolExecutor(8) as threads:
         large: list[Future[None]] = [threads.submit(encode, mesh, f"tenant-{number}", out.getvalue()) for number in range(6)]
@@ -96,4 +98,3 @@ def test_large_images_of_several_tenants_stay_within_the_memory_of_the_worker(me
     assert all(isinstance(error, shoal.errors.NoCapacity) for error in refused), refused
     assert len(refused) < len(large), "one after another they are decoded"
     assert peak.grown <= MEMORY_BYTES, f"the worker grew by {peak.grown:,} bytes"
-    print(f"grown {peak.grown / 2**20:.0f} MiB, {len(refused)} refused")
