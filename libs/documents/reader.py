@@ -17,8 +17,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cache
@@ -33,19 +33,33 @@ from libs.documents import limits
 from libs.documents.drawn import Pixels
 from libs.errors import InternalError, InvalidInput, NoCapacity
 
-PROCESSES: Final = 4
+PROCESSES: Final = 6
 IDLE_SECONDS: Final = 30
 """After so long without a question a process ends, and frees its document."""
 _SLACK: Final = 6
 """Seconds of the clock for a second of processor time, on a busy machine."""
-_LEAST_SECONDS: Final = 30
+_LEAST_SECONDS: Final = 60
 """By the clock, for an answer: a machine may be busy with other things."""
+_CHECK_SECONDS: Final = 0.1
+"""How often a caller that waits for an answer may end that."""
 _WAIT_SECONDS: Final = 60.0
 """For a process to become free."""
 _CHILD: Final = Path(__file__).with_name("child.py")
 _HEAD: Final = struct.Struct("<II")
 _MOST_TOLD: Final = 64 << 10
 _POINTS: Final = 72
+
+
+Meter = Callable[[float, float], None]
+"""Called with the seconds of processor time that a process used, and the seconds of the clock that the caller waited for it."""
+
+
+def _not_metered(processor: float, waited: float) -> None:
+    return
+
+
+def _nothing() -> None:
+    return
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +72,7 @@ class Bounds:
 
 
 class _Lost(Exception):
-    """The process ended or was ended. The message is for the caller. `from_outside`: by somebody else, whatever it was reading."""
+    """The process ended or was ended. The message is for the caller. `from_outside`: whatever it was reading."""
 
     def __init__(self, message: str, *, from_outside: bool = False) -> None:
         super().__init__(message)
@@ -70,6 +84,7 @@ class _Process:
 
     def __init__(self, bounds: Bounds) -> None:
         self.key = b""
+        self.check: Callable[[], None] = _nothing
         self._processor_seconds, self._seconds = bounds.seconds, max(bounds.seconds * _SLACK, _LEAST_SECONDS)
         arguments = (bounds.memory, bounds.seconds, IDLE_SECONDS)
         self._child = subprocess.Popen(  # noqa: S603 # a program of ours
@@ -89,6 +104,14 @@ class _Process:
     @property
     def is_alive(self) -> bool:
         return self._child.poll() is None
+
+    def processor_seconds(self) -> float | None:
+        """Processor time that the process has used. None: it has ended, or the system does not say."""
+        # The clock of another process, as clock_getcpuclockid(3) makes its number on Linux; Python has no call for it.
+        try:
+            return time.clock_gettime(~self._child.pid << 3 | 2) if self.is_alive else None
+        except (AttributeError, OSError):
+            return None
 
     def ask(self, about: dict[str, object], payload: bytes = b"", *, most: int = 0) -> tuple[dict[str, object], bytearray]:
         """`most`: bytes of the answer's payload. Raises _Lost."""
@@ -137,8 +160,14 @@ class _Process:
     def _wait(self, end: int, event: int, until: float) -> None:
         poll = select.poll()
         poll.register(end, event)
-        if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
-            raise _Lost(f"it did not answer within {self._seconds} s")
+        while not poll.poll(max(0.0, min(until - time.monotonic(), _CHECK_SECONDS)) * 1000):
+            if time.monotonic() >= until:
+                raise _Lost(f"it did not answer within {self._seconds} s")
+            try:
+                self.check()
+            except BaseException:
+                self.end()  # it would compute an answer that no caller waits for
+                raise
 
     def _lost(self) -> _Lost:
         try:
@@ -148,7 +177,7 @@ class _Process:
         if code == -signal.SIGXCPU:
             return _Lost(f"it took more than {self._processor_seconds} s of processor time")
         name = signal.Signals(-code).name if code < 0 else f"status {code}"
-        return _Lost(f"it ended the process that read it ({name})", from_outside=code == -signal.SIGKILL)
+        return _Lost(f"it ended the process that read it ({name})", from_outside=code in (0, -signal.SIGKILL))
 
 
 @dataclass(slots=True)
@@ -168,6 +197,15 @@ class DocumentReader:
         self._most = max(1, processes)
         self.bounds = Bounds() if bounds is None else bounds
         self._pool = _Pool()
+        self._meter: Meter = _not_metered
+        self._check: Callable[[], None] = _nothing
+
+    def metered(self, meter: Meter, check: Callable[[], None] = _nothing) -> DocumentReader:
+        """This reader, with the same processes: `meter` is called after each question to one of them, on the thread that asked, and
+        `check` several times a second while it waits for the answer. What `check` raises ends the process and is raised."""
+        other = copy(self)
+        other._meter, other._check = meter, check
+        return other
 
     def open(self, data: bytes, path: str) -> OpenDocument:
         """`path`: of the document in the request, for errors. Raises InvalidInput for what is no document that is read, and
@@ -193,10 +231,10 @@ class DocumentReader:
     def ask(
         self, document: OpenDocument, about: dict[str, object], what: str, *, most: int = 0
     ) -> tuple[dict[str, object], bytearray, float]:
-        """The answer, its payload, and the seconds that it took. A process that was asked before may have ended since (it was idle,
-        or was killed by somebody): then another one is asked, once."""
+        """The answer, its payload, and the seconds that it took. A process may have ended because it was idle, or was killed from
+        outside: then another one is asked, once. What the document itself makes a process do is not repeated."""
         for is_last in (False, True):
-            with self._taken(document.key, document.path) as process:
+            with self._metered(self._taken(document.key, document.path)) as process:
                 started, was_open = time.monotonic(), process.key == document.key
                 try:
                     if not was_open:
@@ -208,9 +246,21 @@ class DocumentReader:
                     return answer, payload, time.monotonic() - started
                 except _Lost as lost:
                     process.end()
-                    if is_last or not (was_open or lost.from_outside):
+                    if is_last or not lost.from_outside:
                         raise InvalidInput(f"the document could not be read: {what}, {lost}", field=document.path) from None
         raise AssertionError
+
+    @contextmanager
+    def _metered(self, taking: AbstractContextManager[_Process]) -> Iterator[_Process]:
+        began = time.monotonic()
+        with taking as process:
+            process.check = self._check
+            before, started = process.processor_seconds(), time.monotonic()
+            try:
+                yield process
+            finally:
+                now, used = time.monotonic(), process.processor_seconds()
+                self._meter(now - started if before is None or used is None else used - before, now - began)
 
     @contextmanager
     def _taken(self, key: bytes, path: str) -> Iterator[_Process]:

@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -31,8 +31,9 @@ from services.worker.jobs.answers.widening import Widening
 from services.worker.jobs.answers.written import WrittenParts
 from services.worker.jobs.execution.ladder import Ladder
 from services.worker.jobs.execution.runner import Runner
+from services.worker.jobs.held import PreparationKind
 from services.worker.jobs.pulling.intake import Intake
-from services.worker.jobs.pulling.preparing import MOST_AWAY, Preparation, Preparers
+from services.worker.jobs.pulling.preparing import MOST_AWAY, MOST_SLOW_AWAY, Preparation, Preparers
 from services.worker.jobs.pulling.puller import Puller
 from services.worker.jobs.waste import Waste
 from services.worker.machine.device import Device
@@ -100,10 +101,10 @@ async def serve(settings: Settings, device: Device, stop: asyncio.Event) -> None
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """Separate pools for tokenising and for making answers, so that a large job's tokenising does not delay a small one's answer;
-    one thread for the texts of clients that read along, and one for recomputing answers in float32."""
+    """Separate pools for tokenising, for documents and large images, and for making answers, so that a large job's preparation does
+    not delay a small one's answer. One thread streams texts to clients while they are generated, and one recomputes in float32."""
 
-    preparing: Preparers
+    preparing: Mapping[PreparationKind, Preparers]
     finishing: Preparers
     reading: ThreadPoolExecutor
     widening: ThreadPoolExecutor
@@ -112,13 +113,26 @@ class Threads:
 @contextmanager
 def _threads(cores: int) -> Iterator[Threads]:
     count = max(1, min(4, cores // 2))
-    preparing, finishing = (Preparers(ThreadPoolExecutor(count + MOST_AWAY, name), count) for name in ("prepare", "finish"))
-    threads = Threads(preparing, finishing, ThreadPoolExecutor(1, "read"), ThreadPoolExecutor(1, "widen"))
+    preparing: dict[PreparationKind, Preparers] = {
+        "quick": _quick(count, "prepare"),
+        "images": _slow(count, "prepare-images"),
+        "documents": _slow(count, "prepare-documents"),
+    }
+    threads = Threads(preparing, _quick(count, "finish"), ThreadPoolExecutor(1, "read"), ThreadPoolExecutor(1, "widen"))
     try:
         yield threads
     finally:
-        for pool in (preparing.threads, finishing.threads, threads.reading, threads.widening):
+        pools = [one.threads for one in (*preparing.values(), threads.finishing)]
+        for pool in (*pools, threads.reading, threads.widening):
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _quick(count: int, name: str) -> Preparers:
+    return Preparers(ThreadPoolExecutor(count + MOST_AWAY, name), count)
+
+
+def _slow(count: int, name: str) -> Preparers:
+    return Preparers(ThreadPoolExecutor(count + MOST_SLOW_AWAY, name), count, MOST_SLOW_AWAY, is_slow=True)
 
 
 class Worker:
@@ -163,7 +177,15 @@ class Worker:
             drain=stop.set,
         )
         self._presence = Presence(link, self._report_again)
-        intake = Intake(link, residency, delivery, runner, finisher, preparers=threads.preparing, wake=wake)
+        intake = Intake(
+            link,
+            residency,
+            delivery,
+            runner,
+            finisher,
+            preparers=threads.preparing,
+            wake=wake,
+        )
         self._puller = Puller(
             link,
             residency,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -100,6 +101,52 @@ def test_a_process_that_is_killed_takes_one_call_with_it_at_most(reader: Documen
         os.kill(child.pid, signal.SIGKILL)
     wait_until(lambda: all(not child.is_running() or child.status() == psutil.STATUS_ZOMBIE for child in killed))
     assert document.text(1) == "first page", "another process reads it again"
+
+
+def test_a_document_that_takes_too_long_is_not_read_again() -> None:
+    reader = DocumentReader(1, Bounds(seconds=1))
+    seconds: list[tuple[float, float]] = []
+    document = reader.metered(lambda *one: seconds.append(one)).open(pdfs.slow(), FIELD)
+    (size,) = document.sizes(1, 1, 144)
+    seconds.clear()
+    with pytest.raises(InvalidInput, match="more than 1 s of processor time"):
+        document.draw(1, 144, size)
+    assert len(seconds) == 1, "one process was asked, once"
+    reader.close()
+
+
+def test_a_process_is_ended_when_no_caller_waits_for_its_answer(reader: DocumentReader) -> None:
+    class Cancelled(Exception):
+        pass
+
+    is_cancelled = threading.Event()
+
+    def cancel() -> None:
+        if is_cancelled.is_set():
+            raise Cancelled
+
+    document = reader.metered(lambda *_: None, cancel).open(pdfs.slow(operations=90), FIELD)
+    (size,) = document.sizes(1, 1, 144)
+    before = children()
+    is_cancelled.set()
+    with pytest.raises(Cancelled):
+        document.draw(1, 144, size)
+    ended = [child for child in before if not child.is_running()]
+    assert len(ended) == 1
+    assert reader.open(GOOD, FIELD).text(1) == "first page"
+
+
+def test_the_processor_time_of_a_document_is_measured(reader: DocumentReader) -> None:
+    seconds: list[tuple[float, float]] = []
+    data = pdfs.slow(operations=100, side=500)
+    drawn_by = reader.metered(lambda *one: seconds.append(one))
+    drawn(drawn_by, data)
+    processor, waited = map(sum, zip(*seconds, strict=True))
+    assert processor > 0.02, "a quarter of a million pixels, a hundred operations each"
+    assert waited > 0
+    seconds.clear()
+    drawn(reader, data)
+    assert not seconds, "only the reader that was metered reports"
 
 
 def test_no_process_reads_two_documents_and_there_are_few(reader: DocumentReader) -> None:

@@ -596,7 +596,7 @@ async def test_large_labels_and_new_words_of_a_newer_router_are_shown() -> None:
 
 
 def test_wheels_have_the_files() -> None:
-    """setup.py names each folder below static; tests/local/test_wheels.py builds them."""
+    """setup.py names each folder below static as a package of data; tests/local/test_wheels.py builds them."""
     text = (Path(__file__).parents[2] / "setup.py").read_text()
-    folders = {path.parent.relative_to(files.STATIC.parent).as_posix() for path in files.STATIC.rglob("*") if path.is_file()}
-    assert all(f'"{folder}/*"' in text for folder in folders)
+    folders = {path.parent.relative_to(files.STATIC.parents[2]) for path in files.STATIC.rglob("*") if path.is_file()}
+    assert all(f"{{INSIDE}}.services.{'.'.join(folder.parts)}" in text for folder in folders)

@@ -7,16 +7,18 @@ import struct
 import tracemalloc
 import zipfile
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
-from libs.errors import InvalidInput
+from libs.errors import InvalidInput, NoCapacity
+from libs.models.images import decoding
 from libs.models.images.decoding import LIMITS, Limits, decode, header_size
+from libs.models.images.memory import BYTES_A_PIXEL, WEBP_BYTES_A_PIXEL, reserving
 
 FIELD = "items[3].image"
 NUMBERS = np.random.default_rng(0)
@@ -70,6 +72,49 @@ def test_orientation(kind: str, orientation: int) -> None:
 def test_damaged_exif_counts_as_none() -> None:
     data = file_of(PHOTO, "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + b"\x01\x12" * 40)
     np.testing.assert_array_equal(decode(data, FIELD), np.asarray(opened(data).convert("RGB")))
+
+
+@pytest.mark.parametrize("mode", ["LA", "PA", "P", "RGBA"])
+def test_an_image_composited_in_strips_is_the_one_composited_whole(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "_STRIP_PIXELS", 200)
+    drawn = Image.fromarray(NUMBERS.integers(0, 256, (37, 53, 4), np.uint8), "RGBA")
+    image = drawn.convert(mode) if mode != "P" else drawn.convert("RGB").quantize(17)
+    options = {"transparency": bytes(range(0, 255, 15))} if mode == "P" else {}
+    data = file_of(image, "TIFF" if mode == "PA" else "PNG", **options)
+    whole = opened(data).convert("RGBA")
+    white = Image.new("RGBA", whole.size, "white")
+    np.testing.assert_array_equal(decode(data, FIELD), np.asarray(Image.alpha_composite(white, whole).convert("RGB")))
+
+
+@pytest.mark.parametrize(("kind", "bytes_a_pixel"), [("PNG", BYTES_A_PIXEL), ("WEBP", WEBP_BYTES_A_PIXEL)])
+def test_memory_is_reserved_before_an_image_is_decoded_and_held_until_it_was_resized(kind: str, bytes_a_pixel: int) -> None:
+    held: list[int] = []
+
+    @contextmanager
+    def reserve(needed: int, field: str) -> Iterator[None]:
+        assert field == FIELD
+        held.append(needed)
+        try:
+            yield
+        finally:
+            held.pop()
+
+    with reserving(reserve):
+        with decoding.decoding(file_of(PHOTO, kind), FIELD) as image:
+            assert image.size == PHOTO.size
+            assert held == [37 * 53 * bytes_a_pixel]
+        assert not held
+        with suppress(InvalidInput):
+            decode(file_of(PHOTO, kind)[:-40], FIELD)
+        assert not held
+
+
+def test_an_image_without_memory_is_not_decoded() -> None:
+    def refuse(needed: int, field: str) -> AbstractContextManager[None]:
+        raise NoCapacity("no memory", field=field)
+
+    with reserving(refuse), pytest.raises(NoCapacity):
+        decode(file_of(PHOTO)[:60], FIELD)  # whose pixels are not there
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])

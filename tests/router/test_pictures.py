@@ -14,9 +14,9 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from libs.errors import InvalidInput, TaskNotSupported
+from libs.image_size import Size, size_of
 from services.router.admission import control
 from services.router.admission.validation import limits, pictures
-from services.router.admission.validation.pictures import Size
 from services.router.admission.validation.requests import check_encode, check_extract, check_score
 from tests.router.parts import MODEL, card
 
@@ -53,7 +53,7 @@ def looks(*, inputs: tuple[models_pb2.InputKind, ...] = BOTH) -> models_pb2.Mode
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_the_size_of_every_format(kind: str) -> None:
-    assert pictures.size_of(file_of(33, 70, kind)) == Size(33, 70)
+    assert size_of(file_of(33, 70, kind)) == Size(33, 70)
 
 
 @pytest.mark.parametrize(
@@ -69,14 +69,14 @@ def test_the_size_of_every_format(kind: str) -> None:
     ],
 )
 def test_the_size_of_variants(kind: str, mode: str, options: dict[str, object]) -> None:
-    assert pictures.size_of(file_of(20, 31, kind, mode, **options)) == Size(20, 31)
+    assert size_of(file_of(20, 31, kind, mode, **options)) == Size(20, 31)
 
 
 @given(st.binary(max_size=200), st.sampled_from([file_of(5, 6, kind) for kind in FORMATS]), st.integers(0, 80))
 def test_whatever_the_bytes_are(noise: bytes, file: bytes, kept: int) -> None:
     """Neither raised nor taken long for."""
     for data in (noise, file[:kept], file[:kept] + noise):
-        size = pictures.size_of(data)
+        size = size_of(data)
         assert size is None or min(size) > 0
         assert pictures.tokens_of(size, FREE) <= FREE.max_tokens
 
@@ -125,6 +125,29 @@ def test_admission_prices_texts_and_pictures_apart() -> None:
     assert (costs, once) == ([32, 52], 0)
     score = pb.ScoreRequest(model=MODEL, query=request.items[1], documents=request.items)
     assert control.price(check_score(score, looks()), looks(), pb.TRUNCATION_END) == ([32, 52], 50)
+
+
+def test_an_image_is_priced_by_its_pixels_whatever_size_its_model_makes_of_it() -> None:
+    """A WebP of 34 bytes and 50 megapixels takes a worker a second, and a thumbnail a millisecond."""
+    bomb, thumbnail, unknown = picture(png_header(7_000, 7_000)), picture(file_of(200, 200, "PNG")), picture(b"no image")
+    request = pb.EncodeRequest(model=MODEL, items=[bomb, thumbnail, unknown])
+    small = FIXED.max_tokens + control.SPECIAL_TOKENS
+    assert control.price(check_encode(request, looks()), looks(), pb.TRUNCATION_END)[0] == [
+        small + 49_000_000 // pictures.PIXELS_A_TOKEN,
+        small,
+        small + limits.IMAGE_PIXELS.most // pictures.PIXELS_A_TOKEN,
+    ]
+
+
+def test_a_page_is_priced_by_its_dots_per_inch() -> None:
+    read = looks(inputs=(*BOTH, models_pb2.INPUT_KIND_DOCUMENT))
+    parts = [
+        pb.Part(document=pb.Document(data=b"%PDF-1.7", first_page=1, last_page=3, dots_per_inch=dots)) for dots in (0, 144, 400)
+    ]
+    request = pb.EncodeRequest(model=MODEL, items=[pb.Item(parts=[part]) for part in parts])
+    default, same, fine = control.price(check_encode(request, read), read, pb.TRUNCATION_END)[0]
+    assert default == same == 3 * (FIXED.max_tokens + 30) + control.SPECIAL_TOKENS
+    assert fine == 3 * (FIXED.max_tokens + 236) + control.SPECIAL_TOKENS
 
 
 def test_an_item_of_parts_costs_what_they_cost() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +18,19 @@ from services.worker.jobs.pulling import preparing
 from services.worker.jobs.pulling.preparing import (
     HELD_SECONDS,
     MOST_AWAY,
+    MOST_SLOW_AWAY,
     SMALL_BYTES,
     GiveWay,
     Preparation,
     Preparers,
+)
+from services.worker.jobs.pulling.reading import (
+    PAGE_BYTES,
+    PIXELS_A_BYTE,
+    Reading,
     estimated_tokens,
     read_bytes,
+    reading_of,
 )
 from services.worker.memory.resident import Resident
 from tests.support.waiting import wait_until
@@ -36,13 +44,14 @@ LARGE: Final = SMALL_BYTES + 1
 class Bench:
     """Prepares a job in `slices`; the first slice of each of `held_up` waits for its event."""
 
-    def __init__(self, threads: ThreadPoolExecutor, count: int) -> None:
+    def __init__(self, threads: ThreadPoolExecutor, count: int, *, is_slow: bool = False) -> None:
         self.now = 0.0
         self.done: list[str] = []
         self.held_up: dict[str, threading.Event] = {}
         self.begun: dict[str, threading.Event] = {}
         self.slices: dict[str, int] = {}
-        self.preparation = Preparation(Preparers(threads, count), self._prepare, clock=lambda: self.now)
+        preparers = Preparers(threads, count, MOST_SLOW_AWAY if is_slow else MOST_AWAY, is_slow=is_slow)
+        self.preparation = Preparation(preparers, self._prepare, clock=lambda: self.now)
         self._resident = Resident("org/fake", FakeModel(), 0.0, 0.0, 0.0)
 
     def held(self, name: str, tenant: str, read_bytes: int = 100) -> HeldJob:
@@ -71,9 +80,9 @@ class Bench:
 
 
 @contextmanager
-def bench(count: int) -> Iterator[Bench]:
+def bench(count: int, *, is_slow: bool = False) -> Iterator[Bench]:
     with ThreadPoolExecutor(count + MOST_AWAY) as threads:
-        one = Bench(threads, count)
+        one = Bench(threads, count, is_slow=is_slow)
         yield one
         for event in one.held_up.values():
             event.set()
@@ -115,6 +124,78 @@ def test_a_text_that_gives_way_to_nobody_holds_nobody_up(count: int) -> None:
         wait_until(lambda: len(one.done) == len(heavy) + 3)
         assert not one.preparation.relieve()
         wait_until(lambda: one.preparation._idle == count, what="every thread is idle again")
+
+
+@pytest.mark.parametrize("is_queued_before", [True, False])
+def test_a_batch_of_several_callers_does_not_wait_for_one_that_is_away(is_queued_before: bool) -> None:
+    """The heavy caller has had nothing yet, so that a batch with its jobs is queued in its line."""
+    with bench(1) as one:
+        one.preparation.add([one.large("large", "heavy")])
+        wait_until(one.begun["large"].is_set)
+        mixed = [one.held("own", "heavy"), one.held("light 1", "light"), one.held("light 2", "light"), one.held("other", "other")]
+        if is_queued_before:
+            one.preparation.add(mixed)
+        else:
+            one.preparation.add([one.held("light 0", "light")])
+        one.now += 2 * HELD_SECONDS
+        assert one.preparation.relieve()
+        if not is_queued_before:
+            wait_until(lambda: one.done == ["light 0"])
+            one.done.clear()
+            one.preparation.add(mixed)
+        wait_until(lambda: set(one.done) == {"light 1", "light 2", "other"})
+        assert not one.begun["own"].is_set(), "its caller has one portion at a time while a thread is away with it"
+        one.held_up["large"].set()
+        wait_until(lambda: len(one.done) == 5)
+        wait_until(lambda: one.preparation._idle == 1, what="every thread is idle again")
+
+
+def test_a_slow_job_is_a_portion_and_waits_for_no_slow_job_of_another_caller() -> None:
+    with bench(1, is_slow=True) as one:
+        one.preparation.add([one.large("slow 1", "heavy"), one.large("slow 2", "heavy"), one.held("light", "light")])
+        wait_until(one.begun["slow 1"].is_set)
+        one.now += 2 * HELD_SECONDS
+        one.preparation.relieve()
+        wait_until(lambda: one.done == ["light"])
+        assert not one.begun["slow 2"].is_set()
+        one.held_up["slow 2"].set()
+        one.held_up["slow 1"].set()
+        wait_until(lambda: one.done == ["light", "slow 1", "slow 2"])
+
+
+def test_a_slow_job_that_yields_between_pages_keeps_its_thread_and_counts_as_away() -> None:
+    """A job that is prepared within its yield would keep it waiting for as long as that takes."""
+    with bench(1, is_slow=True) as one:
+        one.preparation.add([one.large("pages", "light", slices=3)])
+        wait_until(one.begun["pages"].is_set)
+        one.preparation.add([one.large("slow", "heavy")])
+        one.held_up["pages"].set()
+        wait_until(lambda: one.done == ["pages"])
+        wait_until(one.begun["slow"].is_set)
+
+
+def test_a_caller_of_slow_documents_is_served_after_one_of_quick_ones() -> None:
+    """None of the documents that wait was opened yet: what decides is what the callers' last ones took."""
+    with bench(1, is_slow=True) as one:
+
+        def document(name: str, tenant: str, processor_seconds: float) -> HeldJob:
+            held = one.held(name, tenant)
+            held.pages = 1
+            held.document_seconds.add(processor_seconds, 0.0)
+            return held
+
+        for number in range(4):
+            one.preparation.add([document(f"slow {number}", "heavy", 10.0), document(f"quick {number}", "light", 0.05)])
+            wait_until(lambda: not one.preparation.waiting())
+        first = one.large("first", "another")
+        one.preparation.add([first])
+        wait_until(one.begun["first"].is_set)
+        one.done.clear()
+        for number in range(4, 7):
+            one.preparation.add([document(f"slow {number}", "heavy", 10.0), document(f"quick {number}", "light", 0.05)])
+        one.held_up["first"].set()
+        wait_until(lambda: len(one.done) == 7)
+        assert one.done == ["first", "quick 4", "quick 5", "quick 6", "slow 4", "slow 5", "slow 6"]
 
 
 def test_no_more_callers_than_are_allowed_take_threads_at_once() -> None:
@@ -203,6 +284,25 @@ def test_what_all_items_have_in_common_is_read_with_each() -> None:
     written = worker_pb2.Job(extract=inference_pb2.ExtractRequest(items=[inference_pb2.Item(text="t")] * 3, text=text))
     assert read_bytes(written, 100) == 100 + 2 * (2 + 2 * 4)
     assert read_bytes(worker_pb2.Job(), 7) == 7
+
+
+def test_pages_and_pixels_are_read_by_a_job_too() -> None:
+    """A WebP of 34 bytes and 49 megapixels is no small job, whose preparation others may wait for."""
+    job = encode_job("j", "a")
+    assert reading_of(job, 20, has_images=True) == Reading(20)
+    size = struct.pack("<I", 6999 | 6999 << 14)
+    webp = b"RIFF\x1a\0\0\0WEBPVP8L\x0d\0\0\0\x2f" + size
+    job.encode.items.add(image=inference_pb2.Image(data=webp))
+    found = reading_of(job, 100, has_images=True)
+    assert found == Reading(100 + 49_000_000 // PIXELS_A_BYTE, kind="images")
+    assert reading_of(job, 100, has_images=False) == Reading(100)
+    document = inference_pb2.Document(data=b"%PDF-1.7", first_page=2, last_page=4)
+    for items in (job.encode.items, job.extract.items):
+        del items[:]
+        items.add(parts=[inference_pb2.Part(document=document), inference_pb2.Part(text="a")])
+        items.add(parts=[inference_pb2.Part(document=inference_pb2.Document(file=0))])
+        found = reading_of(job, 100, has_images=True)
+        assert (found.pages, found.kind, found.bytes) == (19, "documents", 100 + 19 * PAGE_BYTES)
 
 
 def test_a_thread_lets_the_event_loop_have_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:

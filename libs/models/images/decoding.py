@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Final
@@ -22,6 +22,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from libs.documents.drawn import Drawn
 from libs.errors import InvalidInput
+from libs.models.images.memory import BYTES_A_PIXEL, WEBP_BYTES_A_PIXEL, reserved
 
 Pixels = NDArray[np.uint8]
 """[height, width, 3], red, green and blue."""
@@ -41,6 +42,9 @@ class Limits:
 
 
 LIMITS: Final = Limits()
+
+_STRIP_PIXELS: Final = 1 << 20
+"""Pixels that are composited on white at a time."""
 
 _WIDE_GREY = ("I;16", "I;16L", "I;16B", "I;16N")
 _UNDEFINED = ("I", "F")  # 32 bits a pixel: no range is agreed on
@@ -91,16 +95,30 @@ def decode(data: bytes, field: str, limits: Limits = LIMITS) -> Pixels:
 
     Raises InvalidInput for a file that is too large, of no format of FORMATS, truncated or damaged.
     """
-    return np.asarray(decoded(data, field, limits))
+    with decoding(data, field, limits) as image:
+        return np.asarray(image)
 
 
-def decoded(data: bytes, field: str, limits: Limits = LIMITS) -> Image.Image:
-    """As `decode`, an image of mode RGB: for whoever resizes it, since each copy to an array or back takes 0.7 ms a megapixel."""
+@contextmanager
+def decoding(data: bytes, field: str, limits: Limits = LIMITS) -> Iterator[Image.Image]:
+    """As `decode`, an image of mode RGB: for whoever resizes it, since each copy to an array or back takes 0.7 ms a megapixel.
+
+    The context holds the memory for it (`memory.py`), and is entered before anything is decoded. Raises as `memory.reserved` too.
+    """
     if isinstance(data, Drawn):
-        return Image.fromarray(data.pixels(field))
-    with _opened(data, field, limits) as image:
-        image.load()
-        return _rgb(_upright(image))
+        # Drawn before the memory is reserved: the process that draws may take seconds, and others would wait for that memory.
+        pixels = data.pixels(field)
+        with reserved(pixels.shape[0] * pixels.shape[1], field):
+            yield Image.fromarray(pixels)
+        return
+    with ExitStack() as stack:
+        with _opened(data, field, limits) as image:
+            each = WEBP_BYTES_A_PIXEL if image.format == "WEBP" else BYTES_A_PIXEL
+            stack.enter_context(reserved(image.height * image.width, field, each))
+            image.load()
+            made = _upright(_rgb(image), _orientation(image))
+        del image
+        yield made
 
 
 @contextmanager
@@ -142,8 +160,8 @@ def _orientation(image: Image.Image) -> int:
     return value if isinstance(value, int) and value in _UPRIGHT else 1
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    method = _UPRIGHT.get(_orientation(image))
+def _upright(image: Image.Image, orientation: int) -> Image.Image:
+    method = _UPRIGHT.get(orientation)
     return image if method is None else image.transpose(method)
 
 
@@ -155,6 +173,12 @@ def _rgb(image: Image.Image) -> Image.Image:
         return Image.fromarray(high if clear is None else np.where(grey == clear, np.uint8(255), high)).convert("RGB")
     if not image.has_transparency_data:
         return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
-    image = image.convert("RGBA")
-    white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-    return Image.alpha_composite(white, image).convert("RGB")
+    # In strips: an image with transparency would be in memory four times.
+    made = Image.new("RGB", image.size)
+    rows = max(1, _STRIP_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        box = (0, top, image.width, min(top + rows, image.height))
+        strip = image.crop(box).convert("RGBA")
+        white = Image.new("RGBA", strip.size, (255, 255, 255, 255))
+        made.paste(Image.alpha_composite(white, strip).convert("RGB"), box)
+    return made

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from libs.errors import InvalidInput
-from libs.models.images.decoding import LIMITS, Limits, decoded, header_size
+from libs.models.images.decoding import LIMITS, Limits, decoding, header_size
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.embeddings import EmbeddingNorm, InputLayer
 from libs.models.packed import Packed
@@ -235,10 +235,10 @@ class ImageInput:
     def sequence(self, data: bytes, field: str) -> InputSequence:
         """Raises InvalidInput for a file that cannot be decoded, and beyond a limit, before anything is decoded."""
         self.tokens(data, field)
-        image = decoded(data, field, self.limits)
-        tokens = self._tokens(image.height, image.width, field)
+        with decoding(data, field, self.limits) as image:
+            tokens = self._tokens(image.height, image.width, field)
+            pixels = self.processing.apply(image, field)
         places = np.arange(self.patches.before, tokens, dtype=np.int32)
-        pixels = self.processing.apply(image, field)
         axes = self.patches.axes(*pixels.shape[:2])
         return InputSequence(np.zeros(tokens, np.int32), rows=InputRows(places, pixels), axes=axes)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from libs.errors import TaskNotSupported
-from libs.models.images.decoding import decoded
+from libs.models.images.decoding import decoding
 from libs.models.images.processing import ImageProcessing
 from libs.models.work import Between, Parts
 
@@ -36,8 +36,8 @@ def picture_of(parts: Parts, processing: ImageProcessing, model: str) -> Picture
         raise TaskNotSupported(f"{model} reads one image an item, not {len(parts)} parts", field=part.field.rpartition(".")[0])
     if not isinstance(part.content, bytes):
         raise TaskNotSupported(f"{model} reads images, not texts: a question goes into the instruction", field=part.field)
-    image = decoded(part.content, part.field)
-    return Picture(processing.apply(image, part.field), image.width, image.height)
+    with decoding(part.content, part.field) as image:
+        return Picture(processing.apply(image, part.field), image.width, image.height)
 
 
 class Tower(nn.Module):

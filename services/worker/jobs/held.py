@@ -7,7 +7,7 @@ thread. Only `unwanted` is written by one while another may read it: a stale rea
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from shoal.v1 import inference_pb2, worker_pb2
 
@@ -23,6 +23,11 @@ WEIGHTS: Final = (1e-3, 1e3)
 
 class Unwanted(Exception):
     """The job was cancelled: no caller waits for its answer, and work on it ends without one."""
+
+
+PreparationKind = Literal["quick", "images", "documents"]
+"""How a job is prepared. Jobs with large images or documents may take seconds without a yield; jobs of a kind have threads that no
+job of another kind waits for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +57,20 @@ class Lease:
 
 
 @dataclass(slots=True, eq=False)
+class DocumentSeconds:
+    """Time that a job's documents took in document processes. Written by the thread that prepares the job."""
+
+    processor: float = 0.0
+    """Processor time of these processes."""
+    waited: float = 0.0
+    """Time by the clock that the preparing thread waited for them."""
+
+    def add(self, processor: float, waited: float) -> None:
+        self.processor += processor
+        self.waited += waited
+
+
+@dataclass(slots=True, eq=False)
 class HeldJob:
     """A leased job in the worker. Times are seconds of the worker's monotonic clock."""
 
@@ -62,7 +81,11 @@ class HeldJob:
     received_at: float
     queue_seconds: float
     read_bytes: int = 0
-    """Bytes that preparing the job reads."""
+    """Bytes that preparing the job reads, or what its pixels and pages come to."""
+    pages: int = 0
+    """Pages of documents, as far as the job names them."""
+    kind: PreparationKind = "quick"
+    document_seconds: DocumentSeconds = field(default_factory=DocumentSeconds)
     estimated_tokens: int = 0
     """Tokens estimated from these bytes, before the job is tokenised."""
     finish_bytes: int = 0

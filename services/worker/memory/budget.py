@@ -7,6 +7,7 @@ here.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -39,11 +40,15 @@ class Claim:
 
 
 class Ledger:
-    """Memory reservations (claims). The sum of their bytes plus the largest of their activations never exceeds `limit_bytes`."""
+    """Memory reservations (claims). The sum of their bytes plus the largest of their activations never exceeds `limit_bytes`.
+
+    Thread-safe: preparing threads claim what they decode.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        # Mutable state.
+        self._lock = threading.RLock()
+        # Mutable state, guarded by the lock.
         self._claims: set[Claim] = set()
         self.peak_bytes = 0
         """The highest memory use so far."""
@@ -51,7 +56,8 @@ class Ledger:
     @property
     def used_bytes(self) -> int:
         """Bytes of all claims, without activations."""
-        return sum(claim.size.bytes for claim in self._claims)
+        with self._lock:
+            return sum(claim.size.bytes for claim in self._claims)
 
     @property
     def free_bytes(self) -> int:
@@ -60,32 +66,37 @@ class Ledger:
 
     @property
     def stuck(self) -> list[Claim]:
-        return [claim for claim in self._claims if claim.is_stuck]
+        with self._lock:
+            return [claim for claim in self._claims if claim.is_stuck]
 
     def missing(self, size: Size, without: Collection[Claim] = ()) -> int:
         """How many bytes are lacking for a further claim if those in `without` were released; 0 or less: it fits."""
-        sizes = [size, *(claim.size for claim in self._claims if claim not in without)]
+        with self._lock:
+            sizes = [size, *(claim.size for claim in self._claims if claim not in without)]
         return _total(sizes) - self.limit_bytes
 
     def claim(self, name: str, size: Size) -> Claim | None:
         """A new claim, if it fits."""
-        if self.missing(size) > 0:
-            return None
-        claim = Claim(name, size)
-        self._claims.add(claim)
-        self._check()
-        return claim
+        with self._lock:
+            if self.missing(size) > 0:
+                return None
+            claim = Claim(name, size)
+            self._claims.add(claim)
+            self._check()
+            return claim
 
     def resize(self, claim: Claim, size: Size) -> bool:
         """Changes the claim's size if the new one fits, and returns whether it did."""
-        if self.missing(size, [claim]) > 0:
-            return False
-        claim.size = size
-        self._check()
-        return True
+        with self._lock:
+            if self.missing(size, [claim]) > 0:
+                return False
+            claim.size = size
+            self._check()
+            return True
 
     def release(self, claim: Claim) -> None:
-        self._claims.remove(claim)
+        with self._lock:
+            self._claims.remove(claim)
 
     def _check(self) -> None:
         """Asserts the limit at each allocation: an accounting bug must raise here rather than exhaust the machine's memory."""

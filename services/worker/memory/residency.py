@@ -27,6 +27,7 @@ from services.worker.machine.threads import in_thread
 from services.worker.memory import report
 from services.worker.memory.adapters import MAX_ADAPTERS, AdapterLoader
 from services.worker.memory.budget import Size
+from services.worker.memory.decoding import DecodingMemory
 from services.worker.memory.files import ModelFiles, OnDisk
 from services.worker.memory.loading import Loader, Loading
 from services.worker.memory.resident import REPORT_FAILURE_SECONDS, Failed, Resident
@@ -86,6 +87,11 @@ class Residency:
         self._cold: dict[str, OnDisk] = {}
         self._loading: dict[str, Loading] = {}
         self._failed: dict[str, Failed] = {}
+
+    @property
+    def decoding(self) -> DecodingMemory:
+        """Memory for the images that jobs have."""
+        return self._space.decoding
 
     # What is served
 

@@ -25,6 +25,7 @@ from services.worker.machine.device import Device
 from services.worker.machine.tasks import Tasks
 from services.worker.machine.threads import in_thread
 from services.worker.memory.budget import Claim, Holding, Ledger, Size, never_fits, seconds_of, victims
+from services.worker.memory.decoding import ACCELERATOR_ALLOWANCE_BYTES, ALLOWANCE_BYTES, DecodingMemory
 from services.worker.memory.graphs import GraphMemory
 from services.worker.memory.host import HostMemory, Warm
 from services.worker.memory.images import ImageCache
@@ -102,12 +103,27 @@ class Space:
         # Outputs are in host memory, of whichever device.
         ledger = self.device_memory if device.shares_memory else self.host.ledger
         self.images = ImageCache(ledger, image_cache_bytes, may_grow=lambda: not self._turn.locked(), clock=clock)
+        allowance = ALLOWANCE_BYTES if device.shares_memory else ACCELERATOR_ALLOWANCE_BYTES
+        self.decoding = DecodingMemory(ledger, allowance, make_room=self._make_decoding_room, clock=clock)
         if not device.shares_memory:
             self.host.give_back = self.images.give_back
 
     def make_room(self, size: Size, without: Collection[Claim] = ()) -> bool:
         """Frees device memory that needs no eviction of a model, as far as a claim of that size lacks it. Whether it freed some."""
         return self._shares_memory and self.images.give_back(self.device_memory.missing(size, without))
+
+    def _make_decoding_room(self, needed: int) -> None:
+        """Frees host memory for decoding an image of `needed` bytes, in the order in which that costs least: kept outputs, a warm
+        model, an idle model where models are in host memory. One model at a time; the image asks again."""
+        ledger = self.device_memory if self._shares_memory else self.host.ledger
+        if ledger.missing(Size(needed)) <= 0 or self.images.give_back(ledger.missing(Size(needed))):
+            return
+        if not self._shares_memory:
+            self.host.drop_cheapest()
+            return
+        idle = [one for one in map(self.candidate, self.places.values()) if _is_idle(one)]
+        if idle and not self.unloading:
+            self.evict(self.places[min(idle, key=self._policy).name].resident, to_host=False)
 
     @property
     def reclaimable_bytes(self) -> int:
@@ -308,11 +324,7 @@ class Space:
         if self._shares_memory and self.host.drop_cheapest():
             await in_thread(self._trim)
             return True
-        idle = [
-            self.candidate(place)
-            for place in self.places.values()
-            if not (place.resident.name == keep or place.resident.pinned or place.resident.leaving or place.resident.held_jobs)
-        ]
+        idle = [one for one in map(self.candidate, self.places.values()) if one.name != keep and _is_idle(one)]
         if not idle:
             return False
         victim = min(idle, key=self._policy).name
@@ -357,3 +369,8 @@ class Space:
             meter=self.meter(name),
             images=self.images.serve(name, model),
         )
+
+
+def _is_idle(one: Candidate) -> bool:
+    """Whether a model may be evicted at once."""
+    return not (one.pinned or one.leaving or one.is_busy)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.errors import InputTooLong, InvalidInput
-from libs.models.images.decoding import LIMITS, Limits, decode, header_size
+from libs.models.images.decoding import LIMITS, Limits, decoding, header_size
 from libs.models.images.detection.regions import Asked, regions_of
 from libs.models.images.processing import ImageProcessing
 from libs.models.results import Region
@@ -75,10 +75,11 @@ class Detector:
     def sequence(self, data: bytes, field: str, labels: tuple[Label, ...]) -> InputSequence:
         """`labels`: as `labels` gives them. Raises InvalidInput as `tokens`, before anything is decoded, and for damaged files."""
         self.tokens(data, field)
-        pixels = decode(data, field, self.limits)
-        height, width = pixels.shape[:2]
-        tokens = self._tokens(height, width, field)
-        rows = InputRows(np.arange(self.first, tokens, dtype=np.int32), self.processing.apply(pixels, field))
+        with decoding(data, field, self.limits) as image:
+            height, width = image.height, image.width
+            tokens = self._tokens(height, width, field)
+            pixels = self.processing.apply(image, field)
+        rows = InputRows(np.arange(self.first, tokens, dtype=np.int32), pixels)
         return InputSequence(np.zeros(tokens, np.int32), rows=rows, input=Asked(labels, height, width))
 
     def regions(self, sequence: InputSequence, output: Output, thresholds: Sequence[float] = ()) -> tuple[Region, ...]:

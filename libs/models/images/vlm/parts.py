@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.errors import InvalidInput, TaskNotSupported
-from libs.models.images.decoding import LIMITS, Limits, Pixels, decoded, header_size
+from libs.models.images.decoding import LIMITS, Limits, Pixels, decoding, header_size
 from libs.models.images.vlm.pictures import Laid, Pictures, axes_of, places_of
 from libs.models.recall import JobRecall
 from libs.models.text.tokenising.text import TextProcessor, Where, too_long
@@ -217,12 +217,14 @@ class PartsInput:
 
     def _decoded(self, data: bytes, path: str, before: dict[bytes, tuple[Pixels, ...]] | None) -> tuple[Pixels, ...]:
         """The pictures of a file. `before`: what was decoded already, and what is decoded now is added to."""
-        if before is None:
-            return self.pictures.apply(decoded(data, path, self.limits), path)
-        digest = sha256(data).digest()
-        if digest not in before:
-            before[digest] = self.pictures.apply(decoded(data, path, self.limits), path)
-        return before[digest]
+        digest = b"" if before is None else sha256(data).digest()
+        if before is not None and digest in before:
+            return before[digest]
+        with decoding(data, path, self.limits) as image:
+            made = self.pictures.apply(image, path)
+        if before is not None:
+            before[digest] = made
+        return made
 
     def _laid(self, data: bytes, field: str) -> Laid:
         return self.pictures.lay(*header_size(data, field, self.limits), field)

@@ -1,51 +1,47 @@
-"""The size of a picture from its file's header, and what it costs in tokens, without decoding anything. Pure.
+"""The price of an image and of a page in tokens, from the size in its file's header. Pure.
 
-`requests.py` refuses and prices by it. A header that is not understood here has no size: the picture is priced as the largest
-that its model takes, and the worker, which has a reader for each format, refuses it or reads it.
+`requests.py` refuses and prices by it. A file without a known size (`libs/image_size.py`) is priced as the largest image that its
+model takes, and the worker, which has a reader for each format, refuses it or reads it.
 """
 
 from __future__ import annotations
 
-import struct
-from typing import Final, NamedTuple
+from typing import Final
 
 from shoal.v1 import models_pb2
 
+from libs.documents import limits
+from libs.image_size import Size
+
 UNKNOWN_TOKENS: Final = 256
-"""Price of a picture for a model that nobody has read yet: CLIP makes 50 to 577 tokens of one, a reader of pages about 1,000."""
+"""Price of an image for a model that no worker has read yet: CLIP makes 50 to 577 tokens of one, a reader of pages about 1,000."""
+
+PIXELS_A_TOKEN: Final = 1 << 16
+"""Pixels of a file that cost one token, whatever size the model makes of the image: a worker has to decode them. A core decodes 50
+to 200 million pixels a second, and computes some 2,000 tokens of a small encoder in that time."""
+
+_PAGE_SQUARE_INCHES: Final = 97
+"""The area of A4. Only a parser knows the size of a document's pages."""
 
 _MOST_MAPS: Final = 16
-_SEGMENTS: Final = 512
-"""Segments of a JPEG before its frame: metadata comes in pieces of 64 KiB."""
-_ENTRIES: Final = 512
-"""Of a TIFF's directory."""
-_BOXES_BYTES: Final = 64 << 10
-"""Beginning of an AVIF's file in which its size is looked for."""
-
-# Markers of JPEG that begin a frame; C4, C8 and CC between them mean something else.
-_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_BARE: Final = frozenset((0x01, *range(0xD0, 0xD9)))
-_WIDTH, _HEIGHT, _SHORT = 256, 257, 3  # tags and a type of TIFF
 
 
-class Size(NamedTuple):
-    """In pixels, as the file is stored: an EXIF orientation is not applied."""
+def decoding_tokens(size: Size | None, most_pixels: int) -> int:
+    """Tokens that decoding an image costs. `most_pixels`: of an image without a known size."""
+    pixels = most_pixels if size is None else size.height * size.width
+    return pixels // PIXELS_A_TOKEN
 
-    height: int
-    width: int
 
-
-def size_of(data: bytes) -> Size | None:
-    """The size that a file's header names; None where it is of no known format, truncated, or names none."""
-    try:
-        found = _read(data)
-    except (struct.error, IndexError):
-        return None
-    return found if found is not None and found.height > 0 and found.width > 0 else None
+def page_tokens(dots_per_inch: int, images: models_pb2.ImageInput | None) -> int:
+    """Tokens of a document's page that a model reads, for drawing it and as the largest image that the model takes. 0 dots: the
+    default."""
+    dots = dots_per_inch or limits.DPI
+    pixels = min(_PAGE_SQUARE_INCHES * dots * dots, limits.PIXELS)
+    return tokens_of(None, images) + pixels // PIXELS_A_TOKEN
 
 
 def tokens_of(size: Size | None, images: models_pb2.ImageInput | None) -> int:
-    """Tokens of a picture for a model whose card says `images` of its pictures."""
+    """Tokens that a model makes of an image. `images`: of its card."""
     if images is None or not images.patch or not images.max_tokens:
         return UNKNOWN_TOKENS
     if images.height and images.width:
@@ -71,86 +67,3 @@ def tokens_of(size: Size | None, images: models_pb2.ImageInput | None) -> int:
 
 def _whole(pixels: int, patch: int) -> int:
     return -(-pixels // patch) * patch
-
-
-def _read(data: bytes) -> Size | None:
-    if data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR":
-        width, height = struct.unpack_from(">II", data, 16)
-        return Size(height, width)
-    if data.startswith(b"\xff\xd8"):
-        return _jpeg(data)
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return _webp(data)
-    if data[:6] in (b"GIF87a", b"GIF89a"):
-        width, height = struct.unpack_from("<HH", data, 6)
-        return Size(height, width)
-    if data[:2] == b"BM":
-        return _bmp(data)
-    if data[:4] in (b"II*\0", b"MM\0*"):
-        return _tiff(data, "<" if data[:1] == b"I" else ">")
-    if data[4:12] in (b"ftypavif", b"ftypavis"):
-        return _avif(data[:_BOXES_BYTES])
-    return None
-
-
-def _jpeg(data: bytes) -> Size | None:
-    at = 2
-    for _ in range(_SEGMENTS):
-        if data[at] != 0xFF:
-            return None
-        while data[at] == 0xFF:
-            at += 1
-        marker = data[at]
-        at += 1
-        if marker in _FRAMES:
-            height, width = struct.unpack_from(">HH", data, at + 3)
-            return Size(height, width)
-        if marker not in _BARE:
-            (length,) = struct.unpack_from(">H", data, at)
-            at += length
-    return None
-
-
-def _webp(data: bytes) -> Size | None:
-    kind = data[12:16]
-    if kind == b"VP8X":
-        return Size(_24(data, 27) + 1, _24(data, 24) + 1)
-    if kind == b"VP8L" and data[20] == 0x2F:
-        (bits,) = struct.unpack_from("<I", data, 21)
-        return Size((bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1)
-    if kind == b"VP8 " and data[23:26] == b"\x9d\x01\x2a":
-        width, height = struct.unpack_from("<HH", data, 26)
-        return Size(height & 0x3FFF, width & 0x3FFF)
-    return None
-
-
-def _24(data: bytes, at: int) -> int:
-    return data[at] | data[at + 1] << 8 | data[at + 2] << 16
-
-
-def _bmp(data: bytes) -> Size:
-    (header,) = struct.unpack_from("<I", data, 14)
-    width, height = struct.unpack_from("<HH" if header == 12 else "<ii", data, 18)
-    return Size(abs(height), width)  # negative: rows come from the top
-
-
-def _tiff(data: bytes, order: str) -> Size | None:
-    """Of its first directory."""
-    (at,) = struct.unpack_from(f"{order}I", data, 4)
-    (count,) = struct.unpack_from(f"{order}H", data, at)
-    found: dict[int, int] = {}
-    for number in range(min(count, _ENTRIES)):
-        tag, kind = struct.unpack_from(f"{order}HH", data, at + 2 + 12 * number)
-        if tag in (_WIDTH, _HEIGHT):
-            (found[tag],) = struct.unpack_from(f"{order}{'H' if kind == _SHORT else 'I'}", data, at + 2 + 12 * number + 8)
-    return Size(found[_HEIGHT], found[_WIDTH]) if len(found) == 2 else None
-
-
-def _avif(data: bytes) -> Size | None:
-    """The largest of its pictures: transparency is one, too."""
-    sizes, at = [], data.find(b"ispe")
-    while at >= 0:
-        width, height = struct.unpack_from(">II", data, at + 8)
-        sizes.append(Size(height, width))
-        at = data.find(b"ispe", at + 4)
-    return max(sizes, key=lambda size: size.height * size.width, default=None)

@@ -17,6 +17,7 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2
 
 from libs.errors import InvalidInput, TaskNotSupported
+from libs.image_size import size_of
 from libs.names import is_model_id
 from services.router.admission.validation import answers, limits, pictures, schemas
 
@@ -336,11 +337,12 @@ def _check_picture(image: pb.Image, path: str, card: Card | None) -> Pictures:
     data = image.data
     _refuse(not data, f"{path}.data is empty", f"{path}.data")
     limits.IMAGE.check(len(data), f"{path}.data")
-    size = pictures.size_of(data)
+    size = size_of(data)
     if size is not None:
         limits.IMAGE_PIXELS.check(size.height * size.width, f"{path}.data")
     images = card.images if card is not None and card.HasField("images") else None
-    return Pictures(len(data), pictures.tokens_of(size, images))
+    tokens = pictures.tokens_of(size, images) + pictures.decoding_tokens(size, limits.IMAGE_PIXELS.most)
+    return Pictures(len(data), tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +393,7 @@ def _check_document(document: pb.Document, path: str, card: Card | None, files: 
     pages = last - first + 1 if last else limits.UNKNOWN_PAGES.most
     limits.ITEM_PAGES.check(pages, f"{path}.last_page")
     images = card.images if card is not None and card.HasField("images") else None
-    return Pictures(len(document.data), pages * pictures.tokens_of(None, images), pages)
+    return Pictures(len(document.data), pages * pictures.page_tokens(document.dots_per_inch, images), pages)
 
 
 def _gives_text_layers(request: pb.ExtractRequest, card: Card) -> bool:

@@ -9,7 +9,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -21,23 +22,17 @@ from libs.documents.reader import shared_reader
 from libs.errors import InternalError, ShoalError
 from libs.models import GoOn, Prepared
 from libs.models.documents import with_pages
+from libs.models.images.memory import reserving
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker.jobs import spans
 from services.worker.jobs.answers.delivery import Delivery
 from services.worker.jobs.answers.finisher import Finisher
 from services.worker.jobs.execution.runner import Runner
-from services.worker.jobs.held import HeldJob, Lease, Unwanted
-from services.worker.jobs.pulling.preparing import (
-    HELD_SECONDS,
-    SMALL_BYTES,
-    GiveWay,
-    Preparation,
-    Preparers,
-    estimated_tokens,
-    read_bytes,
-)
+from services.worker.jobs.held import HeldJob, Lease, PreparationKind, Unwanted
+from services.worker.jobs.pulling.preparing import HELD_SECONDS, SMALL_BYTES, GiveWay, Preparation, Preparers
 from services.worker.jobs.pulling.pulls import LaneName, Lead
+from services.worker.jobs.pulling.reading import estimated_tokens, reading_of
 from services.worker.memory.residency import Residency
 from services.worker.memory.resident import Resident
 from services.worker.mesh import codec
@@ -60,7 +55,7 @@ class Intake:
         runner: Runner,
         finisher: Finisher,
         *,
-        preparers: Preparers,
+        preparers: Mapping[PreparationKind, Preparers],
         wake: asyncio.Event,
     ) -> None:
         self._worker_id = link.identity.worker_id
@@ -69,7 +64,7 @@ class Intake:
         self._delivery = delivery
         self._runner = runner
         self._finisher = finisher
-        self._preparation = Preparation(preparers, self._prepare, clock=time.monotonic)
+        self._preparations = {kind: Preparation(own, self._prepare, clock=time.monotonic) for kind, own in preparers.items()}
         self._wake = wake
         self._documents = shared_reader()
         self._loop = asyncio.get_running_loop()
@@ -80,7 +75,11 @@ class Intake:
 
     def waiting(self) -> dict[LaneName, dict[Flow, int]]:
         """Estimated tokens that wait for preparation or are in it, by lane and flow."""
-        return self._preparation.waiting()
+        found: dict[LaneName, Counter[Flow]] = {}
+        for preparation in self._preparations.values():
+            for lane, flows in preparation.waiting().items():
+                found.setdefault(lane, Counter()).update(flows)
+        return {lane: dict(flows) for lane, flows in found.items()}
 
     def accept(self, response: worker_pb2.PullResponse, sent_at: float) -> bool:
         """Takes in a pulled batch, whose pull was sent at this moment of the monotonic clock. Returns whether it brought jobs that
@@ -94,10 +93,13 @@ class Intake:
         self._residency.hold(resident, len(jobs), sum(held.estimated_tokens for held in jobs))
         resident.adapters.hold(adapter, len(jobs), time.monotonic())
         self._delivery.open(lease)
+        for kind, preparation in self._preparations.items():
+            if own := [held for held in jobs if held.kind == kind]:
+                preparation.add(own)
         if jobs:
-            self._preparation.add(jobs)
             self._relieve_in_time()
-        return bool(jobs) and sum(held.read_bytes for held in jobs) <= SMALL_BYTES
+        is_quick = all(held.kind == "quick" for held in jobs)
+        return bool(jobs) and is_quick and sum(held.read_bytes for held in jobs) <= SMALL_BYTES
 
     def hand_back(self, response: worker_pb2.PullResponse) -> None:
         """Returns all jobs of a pulled batch to their lane."""
@@ -110,7 +112,8 @@ class Intake:
 
     def _relieve(self) -> None:
         self._relieving = None
-        if self._preparation.relieve():
+        waiting = [preparation.relieve() for preparation in self._preparations.values()]
+        if any(waiting):
             self._relieve_in_time()
 
     def _read(self, lease: Lease, resident: Resident, payloads: Collection[bytes]) -> list[HeldJob]:
@@ -124,7 +127,8 @@ class Intake:
                 continue
             queued = max(0.0, unix - job.queued_unix_ms / 1000)
             held = HeldJob(next(self._numbers), job, lease, resident, received_at=now, queue_seconds=queued)
-            held.read_bytes = read_bytes(job, len(payload))
+            reading = reading_of(job, len(payload), has_images=resident.model.card.images is not None)
+            held.read_bytes, held.pages, held.kind = reading.bytes, reading.pages, reading.kind
             held.estimated_tokens = estimated_tokens(job, held.read_bytes, _longest(resident.model.card))
             held.span = spans.begin(job, lease.lane, self._worker_id, waited=queued)
             metrics.QUEUE_SECONDS.labels(resident.name).observe(queued)
@@ -153,6 +157,10 @@ class Intake:
     def _go_on(self, held: HeldJob, give_way: GiveWay) -> None:
         """Called between two slices of a job: yields to other callers; raises if the job was cancelled or is past its deadline."""
         give_way()
+        self._check(held)
+
+    def _check(self, held: HeldJob) -> None:
+        """Raises if the job was cancelled or is past its deadline."""
         held.check_wanted(self._unix_time(), "tokenised")
 
     def _prepare_one(self, held: HeldJob, go_on: GoOn) -> ShoalError | None:
@@ -163,9 +171,11 @@ class Intake:
             work = codec.to_work(held.job, scope=None if held.lease.lane.adapter else held.job.tenant)
             files = codec.files_of(held.job)
             held.drop_operation()
-            work = with_pages(work, files, self._documents, go_on)
+            work = with_pages(work, files, self._documents.metered(held.document_seconds.add, partial(self._check, held)), go_on)
             del files
-            held.prepared = _adapted(held.resident.model.prepare(work, go_on), held.lease.lane.adapter)
+            with reserving(partial(self._residency.decoding.reserve, check=partial(self._check, held))):
+                prepared = held.resident.model.prepare(work, go_on)
+            held.prepared = _adapted(prepared, held.lease.lane.adapter)
             held.outputs.update(held.prepared.known)
             metrics.IMAGE_CACHE_EVENTS.labels("hit").inc(len(held.prepared.known))
             held.learnt = whole_texts(work, held.prepared, held.resident.model.card)

@@ -4,6 +4,9 @@ On the request path: `intake.py` adds pulled jobs here and passes prepared ones 
 callers by fair queueing (`turns.py`), as device time is. A large job yields at every slice of its texts: the thread that prepares
 it first prepares the jobs of less-served callers, so there is no head-of-line blocking, even with a single thread. A text that
 cannot be cut is tokenised in one call that cannot yield (4 MiB of one word: seconds); another thread replaces that one meanwhile.
+
+Slow jobs, those with documents and those with large images (`reading.py`), have a Preparation and threads each that no other job
+waits for, and each job is a portion: its thread waits for a document process, or for memory, for seconds.
 """
 
 from __future__ import annotations
@@ -17,10 +20,9 @@ from operator import attrgetter
 from time import sleep
 from typing import Final
 
-from shoal.v1 import worker_pb2
-
 from services.worker.jobs.answers.finisher import must_succeed
 from services.worker.jobs.held import HeldJob
+from services.worker.jobs.pulling.document_costs import DocumentCosts
 from services.worker.jobs.pulling.pulls import LaneName
 from services.worker.scheduling.batcher import BULK_SHARE, Caller, Flow
 from services.worker.scheduling.turns import Turns
@@ -28,9 +30,6 @@ from services.worker.scheduling.turns import Turns
 SMALL_BYTES: Final = 64 << 10
 """A pulled batch of at most so many bytes is prepared as one portion, whatever callers are in it: it takes a few milliseconds, and
 is handed on together."""
-
-BYTES_A_TOKEN: Final = 4
-"""Estimate for a job that was not tokenised yet; used only to limit pulls (backpressure)."""
 
 DEEPEST: Final = 4
 """The most portions in progress on one thread, each of which yields to the next."""
@@ -42,6 +41,10 @@ jobs."""
 MOST_AWAY: Final = 4
 """The most threads that may be away at once, each with a portion of another caller."""
 
+MOST_SLOW_AWAY: Final = 2
+"""As MOST_AWAY, of the threads for slow jobs of a kind. Together with four that are not away they are as many as there are document
+processes (libs/documents/reader.py), so that no thread waits for a process to become free."""
+
 BREATH_SECONDS: Final = 0.005
 """How long a preparing thread runs before it sleeps NAP_SECONDS to release the interpreter lock. CPython forces a release after
 5 ms only if the thread has not released the lock meanwhile, which NumPy does for microseconds all the time: without the nap the
@@ -49,25 +52,39 @@ event loop waits for the whole job (86 ms seen for 666 items)."""
 
 NAP_SECONDS: Final = 1e-4
 
+Size = Callable[[HeldJob], int]
+"""The bytes by which jobs share the cost of a portion."""
+
 GiveWay = Callable[[], None]
 """Yield point, to be called often: returns once the jobs of less-served callers have been prepared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preparers:
-    """A thread pool in which `count` threads work at once, beside up to MOST_AWAY that count as away."""
+    """A thread pool in which `count` threads work at once, in addition to those that count as away."""
 
     threads: ThreadPoolExecutor
     count: int
+    max_away: int = MOST_AWAY
+    """The most threads that may be away at once. The pool has `count + max_away` threads."""
+    is_slow: bool = False
+    """Whether the threads prepare slow jobs: each job is a portion, is charged in advance for what its caller's last documents
+    cost, and keeps its thread until it is done. A job that takes long counts as away, even if it yields between two pages."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Portion:
-    """Jobs of one pulled batch that are prepared one after another and handed on together. `shares`: each caller's share of the
-    cost, by bytes, divided by its weight."""
+    """Jobs of one pulled batch that are prepared one after another and handed on together."""
 
     jobs: list[HeldJob]
     shares: dict[Caller, float]
+    """Each caller's share of the cost, by bytes, divided by its weight."""
+    prepaid: float = 0.0
+    """Seconds that were charged when the portion was taken."""
+
+    @property
+    def pages(self) -> int:
+        return sum(held.pages for held in self.jobs)
 
 
 @dataclass(slots=True, eq=False)
@@ -92,14 +109,17 @@ class Preparation:
         prepare: Callable[[list[HeldJob], GiveWay], None],
         *,
         clock: Callable[[], float],
-        size: Callable[[HeldJob], int] = attrgetter("read_bytes"),
+        size: Size = attrgetter("read_bytes"),
     ) -> None:
         self._size = size
         self._threads = preparers.threads
+        self._max_away = preparers.max_away
+        self._is_slow = preparers.is_slow
         self._prepare = prepare
         self._clock = clock
         # Mutable state, all of it guarded by the lock. Every portion that was not begun is in the line of one caller, which is not
-        # scheduled while a thread is away with one of its portions. `_idle` is negative while threads that came back are in excess.
+        # scheduled while a thread is away with one of its portions: the line of such a caller has no other caller's jobs. `_idle`
+        # is negative while threads that came back are in excess.
         self._lock = threading.Lock()
         self._idle = preparers.count
         self._running: dict[int, _Run] = {}
@@ -107,16 +127,14 @@ class Preparation:
         self._turns: Turns[Caller] = Turns()
         self._lines: dict[Caller, deque[_Portion]] = {}
         self._waiting: dict[LaneName, Counter[Flow]] = {}
+        self._costs = DocumentCosts()
 
     def add(self, jobs: Collection[HeldJob]) -> None:
         """Queues the jobs of one pulled batch."""
-        portions = _portions(jobs, self._size)
         with self._lock:
+            portions = [_portion([held], self._size) for held in jobs] if self._is_slow else _portions(jobs, self._away, self._size)
             for portion in portions:
-                caller = min(portion.shares, key=self._turns.tag)
-                self._lines.setdefault(caller, deque()).append(portion)
-                if caller not in self._away:
-                    self._turns.come(caller)
+                self._queue(portion)
             for held in jobs:
                 self._waiting.setdefault(_lane(held), Counter())[held.flow] += held.estimated_tokens
             self._start(len(portions))
@@ -126,7 +144,7 @@ class Preparation:
         with self._lock:
             for run in list(self._running.values()):
                 is_held = not run.is_away and self._clock() - run.since >= HELD_SECONDS
-                if is_held and self._lines and run.caller not in self._away and len(self._away) < MOST_AWAY:
+                if is_held and self._lines and run.caller not in self._away and len(self._away) < self._max_away:
                     self._leave(run)
             return bool(self._lines)
 
@@ -141,11 +159,21 @@ class Preparation:
         for _ in range(starting):
             self._threads.submit(self._work).add_done_callback(must_succeed)
 
+    def _queue(self, portion: _Portion) -> None:
+        caller = min(portion.shares, key=self._turns.tag)
+        self._lines.setdefault(caller, deque()).append(portion)
+        if caller not in self._away:
+            self._turns.come(caller)
+
     def _leave(self, run: _Run) -> None:
         run.is_away = True
         self._away.add(run.caller)
-        if run.caller in self._lines:
+        waiting = self._lines.pop(run.caller, ())
+        if waiting:
             self._turns.leave(run.caller, self._clock())
+        for portion in waiting:
+            for part in [portion] if len(portion.shares) == 1 else _by_caller(portion.jobs, self._size):
+                self._queue(part)
         self._idle += 1
         if self._turns.has_waiting:
             self._start(1)
@@ -185,6 +213,9 @@ class Preparation:
         if not line:
             del self._lines[caller]
             self._turns.leave(caller, self._clock())
+        if self._is_slow:
+            portion.prepaid = self._costs.expected_seconds(caller, portion.pages, self._clock())
+            self._charge_all(portion, portion.prepaid)
         return portion, caller
 
     def _run(self, portion: _Portion, caller: Caller, begun: tuple[Caller, ...]) -> None:
@@ -193,10 +224,13 @@ class Preparation:
 
         def give_way() -> None:
             nonlocal charged, breathed
-            self._between_steps(run)
-            if run.since - breathed >= BREATH_SECONDS:
+            now = self._clock()
+            if now - breathed >= BREATH_SECONDS:
                 sleep(NAP_SECONDS)
-                breathed = run.since
+                breathed = now
+            if self._is_slow:
+                return
+            self._between_steps(run)
             if not self._lines or len(begun) + 1 >= DEEPEST:
                 return
             self._charge(portion, run.since - charged)
@@ -211,8 +245,7 @@ class Preparation:
         finally:
             self._between_steps(run)
             del self._running[threading.get_ident()]
-            self._charge(portion, run.since - charged)
-            self._forget(portion)
+            self._settle(portion, caller, run.since - charged)
 
     def _between_steps(self, run: _Run) -> None:
         """Records that this thread has reached a yield point, so that it is not away any more."""
@@ -224,11 +257,22 @@ class Preparation:
 
     def _charge(self, portion: _Portion, seconds: float) -> None:
         with self._lock:
-            for caller, share in portion.shares.items():
-                self._turns.charge(caller, seconds * share, self._clock())
+            self._charge_all(portion, seconds)
 
-    def _forget(self, portion: _Portion) -> None:
+    def _charge_all(self, portion: _Portion, seconds: float) -> None:
+        for caller, share in portion.shares.items():
+            self._turns.charge(caller, seconds * share, self._clock())
+
+    def _settle(self, portion: _Portion, caller: Caller, seconds: float) -> None:
+        """Charges a portion that ended. `seconds`: of its thread since it was charged last."""
+        processor_seconds = 0.0
+        if self._is_slow:
+            processor_seconds = sum(held.document_seconds.processor for held in portion.jobs)
+            seconds += processor_seconds - sum(held.document_seconds.waited for held in portion.jobs)
         with self._lock:
+            if self._is_slow and portion.pages:
+                self._costs.record(caller, portion.pages, processor_seconds, self._clock())
+            self._charge_all(portion, seconds - portion.prepaid)
             for held in portion.jobs:
                 flows = self._waiting[_lane(held)]
                 flows[held.flow] -= held.estimated_tokens
@@ -238,53 +282,33 @@ class Preparation:
                     del self._waiting[_lane(held)]
 
 
-def read_bytes(job: worker_pb2.Job, payload_bytes: int) -> int:
-    """The bytes that preparing the job reads: its payload, and for each further item what is repeated with every item (labels,
-    query, instruction, turns)."""
-    items, shared = 1, 0
-    match job.WhichOneof("operation"):
-        case "encode":
-            items, shared = len(job.encode.items), len(job.encode.instruction)
-        case "score":
-            items, shared = len(job.score.documents), len(job.score.query.text) + len(job.score.instruction)
-        case "extract":
-            task, text = job.extract.classify, job.extract.text
-            items, shared = len(job.extract.items), sum(map(len, task.labels)) + len(task.hypothesis) * len(task.labels)
-            shared += len(text.instruction) + sum(len(turn.text) for turn in text.turns)
-    return payload_bytes + max(0, items - 1) * shared
-
-
-def estimated_tokens(job: worker_pb2.Job, read: int, max_tokens: int) -> int:
-    """Estimates a job's tokens before it is tokenised: from `read_bytes`, at most `max_tokens` for each of its sequences (of a text
-    or an image, whichever may be longer)."""
-    sequences = 0
-    match job.WhichOneof("operation"):
-        case "encode":
-            sequences = len(job.encode.items)
-        case "score":
-            sequences = len(job.score.documents) + 1
-        case "extract":
-            sequences = len(job.extract.items) * max(1, len(job.extract.classify.labels))
-    return min(read // BYTES_A_TOKEN, sequences * max_tokens) + 1
-
-
 def _lane(held: HeldJob) -> LaneName:
     return held.lease.lane.model, held.lease.lane.adapter
 
 
-def _portions(jobs: Collection[HeldJob], size: Callable[[HeldJob], int]) -> list[_Portion]:
-    """One portion of all jobs if they are small, else one for each caller."""
+def _portions(jobs: Collection[HeldJob], away: Collection[Caller], size: Size) -> list[_Portion]:
+    """One portion of all jobs if they are small and no caller among them is away, else one for each caller."""
+    is_small = sum(map(size, jobs)) <= SMALL_BYTES
+    is_whole = is_small and not any(held.flow.caller in away for held in jobs)
+    return [_portion(list(jobs), size)] if is_whole else _by_caller(jobs, size)
+
+
+def _by_caller(jobs: Collection[HeldJob], size: Size) -> list[_Portion]:
+    return [_portion(own, size) for own in _callers(jobs).values()]
+
+
+def _portion(jobs: list[HeldJob], size: Size) -> _Portion:
+    sizes = {caller: sum(map(size, own)) for caller, own in _callers(jobs).items()}
+    total = max(1, sum(sizes.values()))
+    return _Portion(jobs, {caller: sizes[caller] / total / _weight(own[0]) for caller, own in _callers(jobs).items()})
+
+
+def _callers(jobs: Collection[HeldJob]) -> dict[Caller, list[HeldJob]]:
     callers: dict[Caller, list[HeldJob]] = {}
     for held in jobs:
         callers.setdefault(held.flow.caller, []).append(held)
-    sizes = {caller: sum(map(size, own)) for caller, own in callers.items()}
-    total = sum(sizes.values())
-    if total <= SMALL_BYTES:
-        return [_Portion(list(jobs), {caller: _weighed(own, sizes[caller], total) for caller, own in callers.items()})]
-    return [_Portion(own, {caller: _weighed(own, sizes[caller], sizes[caller])}) for caller, own in callers.items()]
+    return callers
 
 
-def _weighed(jobs: list[HeldJob], size: int, total: int) -> float:
-    """The fraction of `total` bytes that these jobs' `size` is, divided by their caller's weight."""
-    weight = jobs[0].weight * (BULK_SHARE if jobs[0].flow.is_bulk else 1.0)
-    return size / max(total, 1) / weight
+def _weight(held: HeldJob) -> float:
+    return held.weight * (BULK_SHARE if held.flow.is_bulk else 1.0)
