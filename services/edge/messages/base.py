@@ -229,10 +229,14 @@ def retry_headers(problem: Problem) -> Headers:
     return tuple(headers)
 
 
+_CONTENT: Final = r"(?:\.parts\[0\])?\.(?:text|image|document)(?:\.data)?"
+"""Where an item's one text or file is."""
+
+
 def item_fields(field: str, given: str, suffix: str = "") -> tuple[tuple[str, str], ...]:
     """Renames the items of a request, `items[3].text`, to `given[3]` and what follows there."""
     return (
-        (rf"{field}\[(\d+)\]\.(?:text|image)(?:\.data)?", rf"{given}[\1]{suffix}"),
+        (rf"{field}\[(\d+)\]{_CONTENT}", rf"{given}[\1]{suffix}"),
         (rf"{field}\[(\d+)\]", rf"{given}[\1]"),
         (f"^{field}", given),
     )
@@ -240,4 +244,4 @@ def item_fields(field: str, given: str, suffix: str = "") -> tuple[tuple[str, st
 
 def single_field(field: str, given: str) -> tuple[tuple[str, str], ...]:
     """The same where the caller gave one text instead of a list."""
-    return ((rf"{field}\[0\](?:\.text)?", given), (f"^{field}", given))
+    return ((rf"{field}\[0\](?:{_CONTENT})?", given), (f"^{field}", given))

@@ -11,7 +11,7 @@ from shoal.v1 import inference_pb2 as pb
 
 from services.edge.messages.base import Problem, invalid, json_of
 from services.edge.messages.names import Target
-from services.edge.messages.reading import count_of, image_item, text_item
+from services.edge.messages.reading import count_of, image_item, plain_text_item
 
 MOST_TOKENS: Final = 4096
 """Of `TextTask.max_tokens`."""
@@ -95,11 +95,11 @@ class Asked:
     def _item(self) -> pb.Item:
         user = self.said.user
         if not any(one.is_image for one in user):
-            return text_item("\n\n".join(one.content for one in user), user[-1].field)
+            return plain_text_item("\n\n".join(one.content for one in user), user[-1].field)
         parts = [
             pb.Part(image=image_item(one.content, one.field).image)
             if one.is_image
-            else pb.Part(text=text_item(one.content, one.field).text)
+            else pb.Part(text=plain_text_item(one.content, one.field).text)
             for one in user
         ]
         return pb.Item(parts=parts)
@@ -115,7 +115,7 @@ def _json(value: dict[str, Any] | None, field: str) -> str:
 
 
 def _joined(told: Sequence[Told]) -> str:
-    return "\n\n".join(text_item(one.content, one.field).text for one in told)
+    return "\n\n".join(plain_text_item(one.content, one.field).text for one in told)
 
 
 def conversation_of(messages: Sequence[tuple[str, Sequence[Told]]]) -> Conversation:
