@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -14,10 +15,12 @@ from typing import Any
 
 import grpc
 import numpy as np
+import pyarrow
 import pytest
 import shoal
 import typer
 from PIL import Image
+from pyarrow import parquet
 from shoal.cli import console, main, plugins
 from shoal.cli.operation.tables import model_size
 from shoal.drawing import drawn
@@ -422,12 +425,17 @@ def test_unusable_input(run: Run, tmp_path: Path, name: str, content: str | byte
 
 def test_wrong_usage_exits_with_2_before_asking_anybody(run: Run, router: FakeRouter, nobody: str, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
+    (tmp_path / "empty.csv").touch()
     for arguments in (
         ("encode", MODEL),
         ("encode", MODEL, "-i", tmp_path / "empty.txt"),
         ("encode", MODEL, "x", "-o", "out.csv"),
         ("encode", MODEL, "x", "-o", "/no/such/directory/out.npy"),
         ("encode", MODEL, "x", "--field", "text"),
+        ("encode", MODEL, "x", "--column", "text"),
+        ("encode", MODEL, "-i", tmp_path / "empty.txt", "--column", "text"),
+        ("encode", MODEL, "-i", tmp_path / "empty.csv", "--field", "text"),
+        ("encode", MODEL, "-i", tmp_path / "empty.csv"),
         ("encode", MODEL, "x", "--role", "reader"),
         ("encode", MODEL, "x", "--timeout", "0"),
         ("encode", MODEL, "x", "--tls-cert", "cert.pem"),
@@ -466,6 +474,98 @@ def test_what_is_skipped_is_told_with_its_line(run: Run, tmp_path: Path) -> None
     ranked = json.loads(run("score", MODEL, "one", *words[1:], "--json").out)["results"]
     assert [row["index"] for row in ranked] == [0, 2]
     assert "in.txt:2 is blank" in run("encode", MODEL, "-i", tmp_path / "in.txt").err
+
+
+def test_malformed_lines_are_skipped_with_their_reason_and_not_counted(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b'{"text": "one"}\nno json\n{"body": "a"}\n\xff\n{"text": "two"}\n')
+    ran = run("encode", MODEL, "-i", tmp_path / "in.jsonl", "--on-invalid", "skip", "-o", tmp_path / "out.jsonl")
+    assert ran.code == 0
+    assert "skipped 3 of 5 texts" in ran.err
+    assert "\n2 texts, " in ran.err
+    for wanted in ("in.jsonl:2 is not JSON", "in.jsonl:3 has no text in the field 'text'", "in.jsonl:4 is not UTF-8"):
+        assert ran.err.count(wanted) == 1
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert ["dense" in row for row in rows] == [True, False, False, False, True]
+    assert "in.jsonl:2 is not JSON" in rows[1]["skipped"]
+
+
+def test_one_text_is_not_called_texts(run: Run, tmp_path: Path) -> None:
+    assert "1 text, " in run("encode", MODEL, "a b", "-o", tmp_path / "out.npy").err
+
+
+def write_parquet(file: Path, **columns: list[object]) -> Path:
+    parquet.write_table(pyarrow.table(columns), file)
+    return file
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".CSV"])
+def test_column_of_a_table_is_read_as_texts(run: Run, tmp_path: Path, suffix: str) -> None:
+    """The header is not a text, quotes and line ends within a cell are the format's, and the row stands in the output."""
+    texts, file = ['first, with "quotes"', "second\nline"], tmp_path / f"in{suffix}"
+    if suffix == ".parquet":
+        write_parquet(file, id=["7", "8"], body=list(texts))
+    else:
+        with file.open("w", encoding="utf-8-sig", newline="") as out:
+            csv.writer(out, delimiter="\t" if suffix == ".tsv" else ",").writerows(
+                [["id", "body"], ["7", texts[0]], ["8", texts[1]]]
+            )
+    ran = run("encode", MODEL, "--input", file, "--column", "body", "--output", tmp_path / "out.jsonl")
+    assert ran.code == 0, ran.err
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(row["id"], row["body"]) for row in rows] == list(zip("78", texts, strict=True))
+    assert [row["dense"] for row in rows] == [vector_of(text).tolist() for text in texts]
+    ran = run("encode", MODEL, "--input", file)
+    assert (ran.code, ran.out) == (1, "")
+    assert "has no column 'text'; its columns are id, body: name one with --column" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("text,id\na,1\nb\n", "in.csv:3 has 1 columns; the header has 2"),
+        ("text,id\na,1\n,2\n", "in.csv:3 has no text in the column 'text'"),
+        ("text,text\na,1\n", "has several columns 'text'"),
+        ('text\n"a" b\n', "in.csv is not a table"),
+        ("text\n\xff\n", "in.csv is not UTF-8"),
+    ],
+)
+def test_unusable_table(run: Run, tmp_path: Path, content: str, problem: str) -> None:
+    (tmp_path / "in.csv").write_bytes(content.encode("latin-1"))
+    ran = run("encode", MODEL, "-i", tmp_path / "in.csv")
+    assert (ran.code, ran.out) == (1, "")
+    assert problem in ran.err
+
+
+def test_unusable_parquet(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "in.parquet").write_text("a text\n")
+    ran = run("encode", MODEL, "-i", tmp_path / "in.parquet")
+    assert (ran.code, "in.parquet is not a Parquet file that can be read" in ran.err) == (1, True)
+    ran = run("encode", MODEL, "-i", write_parquet(tmp_path / "b.parquet", text=["a", None]))
+    assert (ran.code, "b.parquet:2 has no text in the column 'text'" in ran.err) == (1, True)
+    ran = run("encode", MODEL, "-i", write_parquet(tmp_path / "c.parquet", text=[1]))
+    assert (ran.code, "c.parquet:1 has int 1 in the column 'text'" in ran.err) == (1, True)
+
+
+def test_parquet_without_pyarrow_names_the_extra(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    ran = run("encode", MODEL, "-i", tmp_path / "in.parquet")
+    assert (ran.code, "pip install 'shoal[parquet]'" in ran.err) == (1, True)
+
+
+@pytest.mark.parametrize("name", ["in.md", "in", "in.csv.gz", "in.xlsx"])
+def test_input_of_an_unknown_format_is_refused(run: Run, router: FakeRouter, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("a text\n")
+    ran = run("encode", MODEL, "--input", tmp_path / name)
+    assert (ran.code, ran.out) == (2, "")
+    for wanted in (".txt, .jsonl, .ndjson, .csv, .tsv or", "--input -"):
+        assert wanted in ran.err
+    assert not router.calls
+
+
+def test_byte_order_mark_is_not_part_of_a_text(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
+    answer = run("encode", MODEL, "-i", tmp_path / "in.txt", "--json").json()
+    assert [row["dense"] for row in answer["items"]] == [vector_of("one").tolist(), vector_of("two").tolist()]
 
 
 def test_embed_and_rerank_are_other_names(run: Run) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
+from shoal.cli.inference.files import Selection
 from shoal.results import Form
 from shoal.tasks import OnInvalid, Priority, Truncation
 
@@ -30,12 +31,24 @@ class LineFiles:
     source: Annotated[
         Path | None,
         typer.Option(
-            "--input", "-i", help=".txt (a text a line) or .jsonl; - for stdin.", show_default=False, rich_help_panel=FILES
+            "--input",
+            "-i",
+            help=".txt (a text a line), .jsonl, .csv, .tsv or .parquet; - for lines of stdin.",
+            show_default=False,
+            rich_help_panel=FILES,
         ),
     ] = None
     field: Annotated[
         str | None,
         typer.Option(help='Field of a .jsonl line that holds the text; default "text".', show_default=False, rich_help_panel=FILES),
+    ] = None
+    column: Annotated[
+        str | None,
+        typer.Option(
+            help='Column of a .csv, .tsv or .parquet file that holds the text; default "text".',
+            show_default=False,
+            rich_help_panel=FILES,
+        ),
     ] = None
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help=".jsonl, or - for stdout.", show_default=False, rich_help_panel=FILES)
@@ -44,6 +57,10 @@ class LineFiles:
         bool, typer.Option("--image", help="The arguments, or lines of --input, are image files.", rich_help_panel=FILES)
     ] = False
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl",)
+
+    def selection(self, on_invalid: OnInvalid) -> Selection:
+        """Which texts of `source` are read."""
+        return Selection(self.field, self.column, on_invalid == "skip")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TypeVar
 
-from shoal.cli.console import bar, note
+from shoal.cli.console import bar, counted, note
 from shoal.cli.inference import outputs
 from shoal.cli.inference.arguments import LineFiles, Serving
 from shoal.cli.inference.inputs import located, read
 from shoal.results import EncodeResult, ExtractResult, ScoreResult
 
 Result = EncodeResult | ScoreResult | ExtractResult
+R = TypeVar("R", EncodeResult, ScoreResult, ExtractResult)
 _MAX_SKIPPED_LINES = 10
 
 
@@ -31,7 +33,7 @@ class Invocation:
         outputs.check(files.output, *files.suffixes)
         self.model, self.as_json = model, as_json
         self.output: Path | None = files.output
-        records = read(texts, files.source, files.field, what=what, allow_blank=serving.on_invalid == "skip")
+        records = read(texts, files.source, files.selection(serving.on_invalid), what=what)
         self.records = [replace(record, is_image=True) for record in records] if files.image else records
         self._seconds = 0.0
 
@@ -47,22 +49,31 @@ class Invocation:
             yield on_progress
         self._seconds = time.monotonic() - started
 
-    def report_skipped(self, result: Result) -> None:
-        """Prints to stderr which texts were skipped, the first of them with the reason."""
+    def report_skipped(self, result: R) -> R:
+        """Print to stderr which texts were skipped, the first of them with the reason.
+
+        Returns the result, in which a line without a text has the problem of the line as its reason.
+        """
+        if any(self.records[one.index].problem for one in result.skipped):
+            skipped = [replace(one, message=self.records[one.index].problem or one.message) for one in result.skipped]
+            result = replace(result, skipped=skipped)
         if result.skipped:
-            note(f"skipped {len(result.skipped):,} of {len(self.records):,} texts, which have no result:")
+            note(f"skipped {len(result.skipped):,} of {counted(len(self.records), 'text')}, which have no result:")
         for skipped in result.skipped[:_MAX_SKIPPED_LINES]:
-            note(f"  {self.records[skipped.index].where}: {skipped.message} [{skipped.reason}]")
+            where = self.records[skipped.index].where
+            found = skipped.message if skipped.message.startswith(where) else f"{where}: {skipped.message}"
+            note(f"  {found} [{skipped.reason}]")
         if len(result.skipped) > _MAX_SKIPPED_LINES:
             note(f"  … {len(result.skipped) - _MAX_SKIPPED_LINES:,} more")
+        return result
 
     def report_written(self, result: Result) -> None:
         """Prints a summary to stderr, after the results were written to `output`."""
         tokens = result.usage.input_tokens
         rate = tokens / max(self._seconds, 1e-9)
+        texts = counted(len(self.records) - len(result.skipped), "text")
         note(
-            f"{len(self.records):,} texts, {tokens:,} tokens in {self._seconds:.2f} s ({rate:,.0f} tokens/s)"
-            f" by {self.model} -> {self.output}"
+            f"{texts}, {counted(tokens, 'token')} in {self._seconds:.2f} s ({rate:,.0f} tokens/s) by {self.model} -> {self.output}"
         )
 
     def metadata(self, result: Result) -> dict[str, object]:
@@ -73,4 +84,4 @@ class Invocation:
 
     def heading(self, result: Result) -> str:
         """The title of a table of results."""
-        return f"{self.model}  {result.usage.input_tokens:,} tokens, {result.timings.total_seconds * 1000:.1f} ms"
+        return f"{self.model}  {counted(result.usage.input_tokens, 'token')}, {result.timings.total_seconds * 1000:.1f} ms"

@@ -13,7 +13,7 @@ import numpy as np
 import typer
 
 from shoal.cli.failures import InputError
-from shoal.cli.inference.inputs import Record
+from shoal.cli.inference.files import Record
 from shoal.cli.text import document
 from shoal.results import EncodeResult, ExtractResult, Form, ScoreResult, Skipped
 
