@@ -295,6 +295,7 @@ def test_a_profile_that_is_not_there_is_no_model() -> None:
         ("RATE_LIMITED", 429, "RATE_LIMITED"),
         ("NO_CAPACITY", 503, "PROVISIONING"),
         ("MODEL_LOAD_FAILED", 502, "MODEL_LOAD_FAILED"),
+        ("MODEL_UNREACHABLE", 424, "MODEL_NOT_FOUND"),
         ("WORKER_LOST", 500, "INFERENCE_ERROR"),
         ("DEADLINE_PASSED", 504, "TIMEOUT"),
     ],

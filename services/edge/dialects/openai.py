@@ -61,6 +61,7 @@ _CODES: Final = {
     "TASK_NOT_SUPPORTED": "model_not_supported",
     "UNAUTHENTICATED": "invalid_api_key",
     "MODEL_NOT_FOUND": "model_not_found",
+    "MODEL_UNREACHABLE": "model_unreachable",
     "QUEUE_FULL": "rate_limit_exceeded",
     "RATE_LIMITED": "rate_limit_exceeded",
     "NO_CAPACITY": "overloaded",

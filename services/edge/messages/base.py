@@ -35,6 +35,7 @@ STATUS: Final[Mapping[str, int]] = MappingProxyType(
         "TOO_LARGE": 413,
         "OUT_OF_MEMORY": 413,
         "UNSUPPORTED_MEDIA": 415,
+        "MODEL_UNREACHABLE": 424,
         "QUEUE_FULL": 429,
         "RATE_LIMITED": 429,
         "WORKER_LOST": 500,
