@@ -14,6 +14,7 @@ from shoal.transport.methods import ENCODE, GET_MODEL, LIST_MODELS
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
+from services.edge.dialects.models import can_answer
 from services.edge.messages.base import (
     Answer,
     Dialect,
@@ -201,14 +202,14 @@ def embeddings(received: Received) -> Question:
 
 
 def tags(received: Received) -> Question:
-    """`GET /api/tags`: models that a worker has, and aliases."""
+    """`GET /api/tags`: models that can answer, and aliases, as `GET /v1/models`."""
 
     def answer(reply: models_pb2.ListModelsResponse) -> Answer:
         known = {model.model: model for model in reply.models}
         found = known | {
             name: known.get(alias.model, models_pb2.Model(model=alias.model)) for name, alias in received.names.aliases.items()
         }
-        return Answer(json_of({"models": [_entry(name, model) for name, model in sorted(found.items())]}))
+        return Answer(json_of({"models": [_entry(name, model) for name, model in sorted(found.items()) if can_answer(model)]}))
 
     return Question(LIST_MODELS, models_pb2.ListModelsRequest(), answer)
 
