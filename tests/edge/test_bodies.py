@@ -170,3 +170,11 @@ async def test_a_full_queue_says_when_to_come_back(path: str, body: Any, told: A
     assert (reply.status, reply.json) == (429, told)
     assert (reply.headers["retry-after"], reply.headers["retry-after-ms"]) == ("2", "1500")
     assert "x-should-retry" not in reply.headers
+
+
+def test_pdf_in_a_conversation_is_refused_with_the_path_that_reads_it() -> None:
+    part = {"type": "image_url", "image_url": {"url": "data:application/pdf;base64,JVBERi0xLjc="}}
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": [part]}]}).encode()
+    route, _ = Table().find("POST", "/v1/chat/completions")
+    with pytest.raises(Problem, match=r"POST /v1/extract/\{model\} with the task text"):
+        route.ask(Received(body, Names({})))

@@ -122,7 +122,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
     embed_dtype: str | None = None
     endianness: str | None = None
-    messages: msgspec.Raw | None = None
+    messages: Any = None
     # Infinity.
     modality: str | None = None
     # Ours.

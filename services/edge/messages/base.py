@@ -13,6 +13,7 @@ import orjson
 from google.protobuf.message import Message
 from shoal.errors import ShoalError
 from shoal.transport.methods import Method
+from shoal.v1 import inference_pb2 as pb
 
 from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary
@@ -58,6 +59,11 @@ DEFAULT_RETRY_SECONDS: Final = 1.0
 """For 429 and 503 where the router has named no time."""
 
 
+_TASK_FIELDS: Final = frozenset(task.name for task in pb.ExtractRequest.DESCRIPTOR.oneofs_by_name["task"].fields)
+"""Fields that only gRPC has, one for each task. The path or the model says the task here, so a model that does not have it is
+the caller's `model`."""
+
+
 class Problem(Exception):
     """Why a request has no answer. `reason`: a key of STATUS. `field`: its path in the caller's own names. `retry_after`: seconds;
     None: a repetition would fail, too. `allow`: the methods that a path takes, with commas."""
@@ -89,7 +95,8 @@ class Problem(Exception):
         """The problem of a failed call to a router, in the names of the question's dialect."""
         status = STATUS.get(error.reason) or _OF_CODE.get(error.code, 500)
         message = question.renamed(error.message)
-        return Problem(error.reason, message, field=question.renamed(error.field), retry_after=error.retry_after, status=status)
+        field = "model" if error.field in _TASK_FIELDS else question.renamed(error.field)
+        return Problem(error.reason, message, field=field, retry_after=error.retry_after, status=status)
 
 
 def invalid(message: str, field: str) -> Problem:

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 from shoal.errors import InvalidInput
-from shoal.requests.uris import file_item
+from shoal.requests.uris import file_item, file_part
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.messages.base import Problem, Received, invalid
@@ -157,10 +157,16 @@ def plain_text_item(text: str, field: str) -> pb.Item:
 
 def image_item(uri: str, field: str) -> pb.Item:
     """An image or a PDF of a `data:` URI, or an image in plain base64. Addresses are never fetched. Raises Problem."""
+    part = image_part(uri, field)
+    return pb.Item(image=part.image) if part.HasField("image") else pb.Item(parts=[part])
+
+
+def image_part(uri: str, field: str) -> pb.Part:
+    """The same as a part of an item. Raises Problem."""
     if re.match(r"[a-z][a-z0-9+.-]*://", uri, re.IGNORECASE):
         raise invalid(f"{field} is an address, and addresses are not fetched: send data:image/png;base64,…", field)
     try:
-        return file_item(field, uri) or pb.Item(image=pb.Image(data=base64.b64decode(uri, validate=True)))
+        return file_part(field, uri) or pb.Part(image=pb.Image(data=base64.b64decode(uri, validate=True)))
     except InvalidInput as error:
         raise invalid(error.message, error.field) from None
     except (binascii.Error, ValueError):

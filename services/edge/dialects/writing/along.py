@@ -11,7 +11,7 @@ from shoal.v1 import inference_pb2 as pb
 
 from services.edge.messages.base import Problem, invalid, json_of
 from services.edge.messages.names import Target
-from services.edge.messages.reading import count_of, image_item, plain_text_item
+from services.edge.messages.reading import count_of, image_part, plain_text_item
 
 MOST_TOKENS: Final = 4096
 """Of `TextTask.max_tokens`."""
@@ -96,13 +96,16 @@ class Asked:
         user = self.said.user
         if not any(one.is_image for one in user):
             return plain_text_item("\n\n".join(one.content for one in user), user[-1].field)
-        parts = [
-            pb.Part(image=image_item(one.content, one.field).image)
-            if one.is_image
-            else pb.Part(text=plain_text_item(one.content, one.field).text)
-            for one in user
-        ]
+        parts = [_image(one) if one.is_image else pb.Part(text=plain_text_item(one.content, one.field).text) for one in user]
         return pb.Item(parts=parts)
+
+
+def _image(said: Told) -> pb.Part:
+    part = image_part(said.content, said.field)
+    if part.HasField("document"):
+        message = "is a PDF, which is not read in a conversation: POST /v1/extract/{model} with the task text reads its pages"
+        raise invalid(f"{said.field} {message}", said.field)
+    return part
 
 
 def _json(value: dict[str, Any] | None, field: str) -> str:
