@@ -8,7 +8,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -566,6 +568,112 @@ def test_byte_order_mark_is_not_part_of_a_text(run: Run, tmp_path: Path) -> None
     (tmp_path / "in.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
     answer = run("encode", MODEL, "-i", tmp_path / "in.txt", "--json").json()
     assert [row["dense"] for row in answer["items"]] == [vector_of("one").tolist(), vector_of("two").tolist()]
+
+
+@pytest.fixture
+def numbered(tmp_path: Path) -> Path:
+    """300 texts: three parts of at most 128, 256, … items."""
+    file = tmp_path / "in.txt"
+    file.write_text("".join(f"text {number}\n" for number in range(300)))
+    return file
+
+
+def lines_of(file: Path) -> list[Any]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, after: int, error: BaseException) -> None:
+    """Lets the client's `encode` raise the error after so many calls."""
+    encode, calls = shoal.Client.encode, iter(range(after))
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if next(calls, None) is None:
+            raise error
+        return encode(*arguments, **options)
+
+    monkeypatch.setattr(shoal.Client, "encode", interrupted)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), shoal.errors.NoCapacity("no worker")])
+def test_interrupted_lines_are_kept_and_resumed(
+    run: Run, numbered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    output = tmp_path / "out.jsonl"
+    with monkeypatch.context() as patch:
+        interrupt(patch, 1, error)
+        ran = run("encode", MODEL, "-i", numbered, "-o", output)
+    assert ran.code == (130 if isinstance(error, KeyboardInterrupt) else 1)
+    assert f"128 of 300 texts are in {output}; --resume continues after them" in ran.err
+    assert len(lines_of(output)) == 128
+    with output.open("a") as file:
+        file.write('{"text": "text 128", "dense": [0.')  # a line that the end of the process cut off
+    ran = run("encode", MODEL, "-i", numbered, "-o", output, "--resume")
+    assert ran.code == 0, ran.err
+    assert "172 texts, " in ran.err
+    assert "128 texts before them were there already" in ran.err
+    assert [row["text"] for row in lines_of(output)] == [f"text {number}" for number in range(300)]
+    assert [row["dense"] for row in lines_of(output)] == [vector_of(f"text {number}").tolist() for number in range(300)]
+
+
+def test_resuming_refuses_another_input(run: Run, numbered: Path, router: FakeRouter, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    output.write_text('{"text": "another", "dense": []}\n')
+    ran = run("encode", MODEL, "-i", numbered, "-o", output, "--resume")
+    assert (ran.code, ran.out) == (1, "")
+    assert "line 1 is not of this input" in ran.err
+    assert not [call for call in router.calls if call.method == "Encode"]
+    assert output.read_text() == '{"text": "another", "dense": []}\n'
+    for arguments in (("-o", tmp_path / "out.npy", "--resume"), ("--resume",), ("-o", output, "--json", "--resume")):
+        ran = run("encode", MODEL, "-i", numbered, *arguments)
+        assert (ran.code, "--resume continues a file of lines" in ran.err) == (2, True)
+
+
+def test_interrupt_without_lines_says_that_nothing_was_kept(
+    run: Run, numbered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt(monkeypatch, 0, KeyboardInterrupt())
+    for output in (tmp_path / "out.npy", tmp_path / "out.jsonl"):
+        ran = run("encode", MODEL, "-i", numbered, "-o", output)
+        assert (ran.code, "interrupted: nothing was " in ran.err, output.exists()) == (130, True, False)
+
+
+def test_errors_late_in_a_file_of_lines_name_their_line(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("a\n" * 200 + "long " * 20 + "\n")
+    options = ("-i", tmp_path / "in.txt", "-o", tmp_path / "out.jsonl", "--truncation", "none")
+    ran = run("encode", MODEL, *options)
+    assert (ran.code, f"at {tmp_path}/in.txt:201" in ran.err) == (1, True)
+    ran = run("encode", MODEL, *options, "--resume", "--on-invalid", "skip")
+    assert ran.code == 0
+    assert "in.txt:201: " in ran.err
+    assert "72 texts, " in ran.err
+
+
+def test_entities_are_written_as_they_arrive(run: Run, numbered: Path, tmp_path: Path) -> None:
+    ran = run("extract", "entities", MODEL, "-i", numbered, "-o", tmp_path / "out.jsonl")
+    assert (ran.code, len(lines_of(tmp_path / "out.jsonl"))) == (0, 300)
+
+
+def test_timeout_of_nothing_is_refused(run: Run) -> None:
+    ran = run("encode", MODEL, "x", "--timeout", "0")
+    assert (ran.code, "--timeout must be above 0 seconds, not 0" in ran.err) == (2, True)
+
+
+def test_address_of_a_web_server_is_named(run: Run) -> None:
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        ran = run("encode", MODEL, "x", "--address", f"127.0.0.1:{server.server_port}")
+        server.shutdown()
+    assert (ran.code, ran.out) == (1, "")
+    assert f"127.0.0.1:{server.server_port} speaks HTTP, as the edge and the console do" in ran.err
+
+
+def test_misspelt_model_is_answered_with_similar_names(run: Run, router: FakeRouter) -> None:
+    ran = run("models", "show", "org/smal")
+    assert (ran.code, f"did you mean {MODEL}?" in ran.err) == (1, True)
+    router.refusals = [Refusal(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND", "no worker can find it")]
+    ran = run("encode", "orgs/Small", "x")
+    assert (ran.code, f"did you mean {MODEL}?" in ran.err) == (1, True)
+    assert "did you mean" not in run("models", "show", "other/different").err
 
 
 def test_embed_and_rerank_are_other_names(run: Run) -> None:

@@ -58,13 +58,27 @@ class LineFiles:
     ] = False
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl",)
 
+    @property
+    def resume(self) -> bool:
+        """Whether results are added to those that a .jsonl file has."""
+        return False
+
     def selection(self, on_invalid: OnInvalid) -> Selection:
         """Which texts of `source` are read."""
         return Selection(self.field, self.column, on_invalid == "skip")
 
 
 @dataclass(frozen=True, slots=True)
-class VectorFiles(LineFiles):
+class ItemFiles(LineFiles):
+    """The same of a command that has a line for each text, which are written as they arrive."""
+
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a .jsonl file that was interrupted.", rich_help_panel=FILES)
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class VectorFiles(ItemFiles):
     """Where texts come from, and where vectors go."""
 
     output: Annotated[
