@@ -23,6 +23,7 @@ from shoal.v1 import models_pb2
 from shoal.version import VERSION
 
 from services.edge.messages.base import (
+    QUERY_FIELD,
     Answer,
     Dialect,
     Problem,
@@ -288,7 +289,7 @@ class _Asking:
             scores = np.asarray(decoded(codec.score_result, reply).scores, np.float32)
             return self._told([("scores", scores, [len(scores)])], reply.model_revision)
 
-        return Question(SCORE, message, answer, fields=(*item_fields("documents", "documents"), (r"query\.text", "query")))
+        return Question(SCORE, message, answer, fields=(*item_fields("documents", "documents"), QUERY_FIELD))
 
     def _encode(self) -> Question:
         options, named = self._options, self._named

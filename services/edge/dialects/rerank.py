@@ -20,7 +20,7 @@ from shoal.v1 import inference_pb2 as pb
 from services.edge.dialects.openai import OPENAI
 from services.edge.dialects.tei import TEI, has_texts
 from services.edge.dialects.tei import rerank as rerank_texts
-from services.edge.messages.base import Answer, Problem, Question, Received, Route, invalid, item_fields, json_of
+from services.edge.messages.base import QUERY_FIELD, Answer, Problem, Question, Received, Route, invalid, item_fields, json_of
 from services.edge.messages.numbers import decoded
 from services.edge.messages.reading import named_or_default, priority_of, read, text_item, truncation_of
 
@@ -95,11 +95,11 @@ def rerank(received: Received) -> Question:
         except Problem as problem:
             problem.dialect = TEI
             raise
-    return _rerank(received)
+    return question_of(read(RerankRequest, received), received)
 
 
-def _rerank(received: Received) -> Question:
-    request = read(RerankRequest, received)
+def question_of(request: RerankRequest, received: Received) -> Question:
+    """The question of a body that has been read. Raises Problem."""
     name = request.model if request.model is not None else DEFAULT_NAME
     named = named_or_default(received, request.model, DEFAULT_NAME)
     if request.truncate_prompt_tokens not in (None, -1):
@@ -125,7 +125,7 @@ def _rerank(received: Received) -> Question:
         results = _results(reply, texts if request.return_documents else None, squash=squash, plain=is_plain)
         return Answer(json_of(write(name, results, reply.usage.input_tokens, received.request_id)))
 
-    fields = (*item_fields("documents", "documents"), (r"query\.text", "query"))
+    fields = (*item_fields("documents", "documents"), QUERY_FIELD)
     if request.raw_scores is True:
         return Question(SCORE, message, answer, fields=(*fields, ("^scale", "raw_scores")))
     return probable(message, answer, fields)

@@ -18,6 +18,7 @@ from shoal.v1 import models_pb2
 
 from services.edge.dialects import openai
 from services.edge.messages.base import (
+    QUERY_FIELD,
     Answer,
     Dialect,
     Headers,
@@ -249,7 +250,7 @@ def rerank(received: Received) -> Question:
                 rank["text"] = request.texts[rank["index"]]
         return Answer(json_of(ranks), headers=timed(reply.timings, reply.usage, message))
 
-    fields = (*item_fields("documents", "texts"), (r"query\.text", "query"))
+    fields = (*item_fields("documents", "texts"), QUERY_FIELD)
     return Question(SCORE, message, answer, fields=fields, dialect=TEI)
 
 

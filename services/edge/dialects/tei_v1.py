@@ -18,7 +18,7 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from services.edge.dialects.tei import VERSION
-from services.edge.messages.base import Answer, Problem, Question, Received, invalid
+from services.edge.messages.base import QUERY_FIELD, Answer, Problem, Question, Received, invalid
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import decoded, dense_rows
 from services.edge.messages.reading import named_or_default, role_of, text_item
@@ -184,7 +184,7 @@ def rerank(requests: Sequence[Any], received: Received) -> Question:
         metadata = _metadata(reply, characters, reply.usage.input_tokens)
         return _replies([tei_pb2.RerankResponse(ranks=ranks, metadata=metadata)])
 
-    fields = ((r"documents\[(\d+)\](?:\.text)?", r"texts[\1]"), ("^documents", "texts"), (r"query\.text", "query"))
+    fields = ((r"documents\[(\d+)\](?:\.text)?", r"texts[\1]"), ("^documents", "texts"), QUERY_FIELD)
     return Question(SCORE, message, answer, fields=fields)
 
 

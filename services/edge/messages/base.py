@@ -241,6 +241,10 @@ _CONTENT: Final = r"(?:\.parts\[0\])?\.(?:text|image|document)(?:\.data)?"
 """Where an item's one text or file is."""
 
 
+QUERY_FIELD: Final = (rf"query{_CONTENT}", "query")
+"""Renames the query of Score."""
+
+
 def item_fields(field: str, given: str, suffix: str = "") -> tuple[tuple[str, str], ...]:
     """Renames the items of a request, `items[3].text`, to `given[3]` and what follows there."""
     return (
