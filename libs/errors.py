@@ -74,8 +74,8 @@ class ModelNotFound(ShoalError):
 class ModelUnreachable(ShoalError):
     """No worker has the model on disk, and a store that may have it could not be asked.
 
-    Nobody knows whether the model exists, so it is not MODEL_NOT_FOUND. Workers try again after a minute; a client that repeats the
-    call before that gets the same error, so it has no RetryInfo.
+    It is unknown whether the model exists, so it is not MODEL_NOT_FOUND. Workers try again after a minute; a client that repeats
+    the call before that gets the same error, so it has no RetryInfo.
     """
 
     status = "FAILED_PRECONDITION"

@@ -583,7 +583,7 @@ def lines_of(file: Path) -> list[Any]:
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, after: int, error: BaseException) -> None:
-    """Lets the client's `encode` raise the error after so many calls."""
+    """Lets the client's `encode` raise the error after `after` calls."""
     encode, calls = shoal.Client.encode, iter(range(after))
 
     def interrupted(*arguments: Any, **options: Any) -> Any:

@@ -182,7 +182,7 @@ def test_a_hub_that_stays_busy_lets_others_try(hub: FakeHub, make_store: MakeSto
 
 
 def test_error_says_what_each_store_answered_if_one_cannot_be_reached(tmp_path: Path, make_store: MakeStore) -> None:
-    """Nobody knows whether the model exists, so it is neither missing nor a lack of capacity, which clients would wait for."""
+    """It is unknown whether the model exists, so it is neither missing nor a lack of capacity, which clients would wait for."""
     folder = ObjectStore("file:///models", fsspec.filesystem("file"), str(tmp_path / "models"))
     with pytest.raises(ModelUnreachable) as caught:
         make_store(folder, Hub(endpoint="http://127.0.0.1:1", cache=tmp_path / "hf")).get(MODEL, ignore)
