@@ -21,6 +21,7 @@ from libs.queue.connection.client import Subscriber, translated
 from libs.queue.connection.requirements import check_redis
 from libs.queue.jobs import Completed, Idle, LaneGauges, Pulled, PulledJob, QueuedJob, RenewedBatch
 from libs.queue.keys import BELL, KEYS, WRITTEN, Keys, LaneKey, LeftBell, WorkerBell, parse_bell
+from libs.queue.scripts import load_scripts
 
 LONGEST_WAIT_SECONDS = 2.0
 """A blocking read must end before the connection times out (connection.ANSWER_SECONDS)."""
@@ -81,6 +82,10 @@ class Lanes:
         """Raises UnsuitableRedis unless the server can hold the queue (`requirements.py`). Also measures its clock."""
         await check_redis(self._redis, again=again)
         await self.now_ms()
+
+    async def load_scripts(self) -> None:
+        """Load all scripts of this version, which schedulers may run and not load. Raises NoCapacity."""
+        await load_scripts(self._redis)
 
     async def now_ms(self) -> int:
         """Redis' clock, Unix milliseconds; measures it for `clock_ms`."""

@@ -1,22 +1,26 @@
 """A Redis script as one typed function: its signature declares the arguments, `lua/<its name>.lua` is the body that Redis runs.
 
 Parameters become Lua locals: int and float as numbers, bool as a boolean, str and bytes as strings; a last parameter of type `Rest`
-becomes the index in ARGV of its first value. A restart empties Redis' script cache, so every call can load its script again.
+becomes the index in ARGV of its first value. A restart empties Redis' script cache, so every call can load the scripts again. A
+user that may not load scripts (the scheduler's, `connection/acl.py`) can run those alone that a router has loaded.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from hashlib import sha1
 from importlib.resources import files
 from inspect import signature
 from typing import Any, Generic, ParamSpec
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoPermissionError, NoScriptError, RedisError
 
-from libs.queue.connection.client import translate
+from libs.errors import NoCapacity
+from libs.queue.connection.client import translate, translated
 
 P = ParamSpec("P")
 Rest = Sequence[str | bytes | int | float]
@@ -25,6 +29,12 @@ Reply = Any
 
 _NUMBER, _TEXT = "tonumber(ARGV[{}])", "ARGV[{}]"
 _LUA = {"int": _NUMBER, "float": _NUMBER, "bool": "ARGV[{}] == '1'", "str": _TEXT, "bytes": _TEXT}
+
+
+_SCRIPTS: list[str] = []
+"""The texts of all scripts, in the order of their definitions."""
+_LOADING: dict[Redis, asyncio.Task[None]] = {}
+"""What loads them now, by client."""
 
 
 class Script(Generic[P]):
@@ -43,9 +53,13 @@ class Script(Generic[P]):
         self._names = [name for name, kind in kinds.items() if kind != "Rest"]
         self._rest = next((name for name, kind in kinds.items() if kind == "Rest"), None)
         self._flags = frozenset(name for name, kind in kinds.items() if kind == "bool")
+        _SCRIPTS.append(self.text)
 
     async def __call__(self, redis: Redis, keys: Sequence[str], /, *_: P.args, **values: P.kwargs) -> Reply:
-        """Runs the script in one round trip (three when it is not in Redis' script cache). NoCapacity when Redis is away."""
+        """Run the script in one round trip; all scripts are loaded first if Redis has lost it.
+
+        Raises NoCapacity when Redis is away, and when it lacks the script and the user may not load scripts.
+        """
         arguments = [int(values[name]) if name in self._flags else values[name] for name in self._names]  # type: ignore[call-overload]
         rest = values[self._rest] if self._rest else ()
         command = (len(keys), *keys, *arguments, *rest)  # type: ignore[misc]
@@ -53,10 +67,39 @@ class Script(Generic[P]):
             try:
                 return await redis.evalsha(self.sha, *command)
             except NoScriptError:
-                await redis.script_load(self.text)
+                await _load(redis)
                 return await redis.evalsha(self.sha, *command)
         except RedisError as error:
             raise translate(error) from error
+
+
+async def load_scripts(redis: Redis) -> None:
+    """Load all scripts into Redis' cache, for this process and for those that may not load any. Raises NoCapacity."""
+    with translated():
+        await _load(redis)
+
+
+async def _load(redis: Redis) -> None:
+    """Once for all calls of a client that find that Redis has lost them."""
+    task = _LOADING.get(redis)
+    if task is None:
+        task = _LOADING[redis] = asyncio.create_task(_load_all(redis))
+        task.add_done_callback(partial(_loaded, redis))
+    await asyncio.shield(task)
+
+
+def _loaded(redis: Redis, task: asyncio.Task[None]) -> None:
+    del _LOADING[redis]
+    if not task.cancelled():
+        task.exception()  # raised in the calls that wait, if there is one left
+
+
+async def _load_all(redis: Redis) -> None:
+    try:
+        for text in _SCRIPTS:  # one by one over the shared connection: a pipeline would need another one of the pool
+            await redis.script_load(text)
+    except NoPermissionError:
+        raise NoCapacity("Redis has not all scripts of this version, and our user may not load them: a router loads them") from None
 
 
 def _needed(body: str, prologue: str) -> list[str]:

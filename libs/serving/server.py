@@ -19,6 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from libs.errors import NoCapacity
 from libs.serving.calls.decode import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, SMALL_TRANSPORT_BYTES, TRANSPORT_LIMIT_BYTES
+from libs.serving.calls.guard import Guard
 from libs.serving.calls.interceptor import Interceptor
 from libs.serving.reflection import add_reflection
 from libs.serving.security.authentication import Authenticator
@@ -39,6 +40,15 @@ LIVENESS: Final = "liveness"
 _HANG_UP_SECONDS: Final = 1.0
 """After the drain: time to send the last answers, and to end streams and long polls."""
 
+MAX_METADATA_BYTES: Final = 16 * 1024
+"""All of a call's headers, the token included. Above it some calls are refused."""
+MAX_METADATA_HARD_BYTES: Final = 32 * 1024
+"""Above it all are."""
+HANDSHAKE_SECONDS: Final = 10
+"""How long a connection may take for the handshakes of TLS and HTTP/2."""
+MAX_CONNECTION_CALLS: Final = 10_000
+"""Calls at a time of one connection, so that no single one takes all of a server's (`calls/bounds.py`)."""
+
 OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # With SO_REUSEPORT two servers on one port would silently share its connections.
     ("grpc.so_reuseport", 0),
@@ -52,12 +62,10 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 2),
     # A connection that does not finish the TLS and HTTP/2 handshake is closed; by default only after two minutes.
-    ("grpc.server_handshake_timeout_ms", 10_000),
-    # All of a call's headers, the token included. Above the soft limit some calls are refused, above the hard limit all.
-    ("grpc.max_metadata_size", 16 * 1024),
-    ("grpc.absolute_max_metadata_size", 32 * 1024),
-    # Per connection, so that no single one takes all concurrent calls of the server (`calls/bounds.py`).
-    ("grpc.max_concurrent_streams", 10_000),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_SECONDS * 1000),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_METADATA_HARD_BYTES),
+    ("grpc.max_concurrent_streams", MAX_CONNECTION_CALLS),
 )
 
 CONNECTION_GRACE_SECONDS: Final = 75.0
@@ -120,11 +128,11 @@ class Server:
         for name in (*self._serving, OVERALL):
             await self._publish(name, False)
         await self._publish(LIVENESS, True)
-        self.address = _listen(self._server, address, credentials)
+        self.address = listen(self._server, address, credentials)
         if security.health_address:
-            self._probed = grpc.aio.server(interceptors=[Interceptor()], options=[*OPTIONS, _transport_limit([])])
+            self._probed = guarded_server(Guard(), SMALL_TRANSPORT_BYTES)
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probed)
-            self.health_address = _listen(self._probed, security.health_address, None)
+            self.health_address = listen(self._probed, security.health_address, None)
             await self._probed.start()
         await self._server.start()
         log.info("listening", extra=fields({"address": self.address, "health_address": self.health_address}))
@@ -197,9 +205,22 @@ async def serving(
             await server.stop()
 
 
+def guarded_server(guard: Guard, transport_bytes: int, *, connection_seconds: float = 0.0) -> grpc.aio.Server:
+    """Construct a gRPC server, on which no method takes memory for what its caller has only begun to send.
+
+    It is the only place that constructs one (tests/checks/test_guarded_servers.py), so that no port lacks the guard and the limits.
+
+    Args:
+        guard: wraps every method.
+        transport_bytes: gRPC's limit for a message, which it checks once the message has arrived.
+        connection_seconds: the maximum age of a connection; 0 for none.
+    """
+    options = [*OPTIONS, ("grpc.max_receive_message_length", transport_bytes), *_limits(connection_seconds)]
+    return grpc.aio.server(interceptors=[guard], options=options)
+
+
 def _grpc_server(services: Sequence[Service], interceptor: Interceptor, connection_seconds: float) -> grpc.aio.Server:
-    options = [*OPTIONS, _transport_limit(services), *_limits(connection_seconds)]
-    server = grpc.aio.server(interceptors=[interceptor], options=options)
+    server = guarded_server(interceptor, _transport_bytes(services), connection_seconds=connection_seconds)
     for service in services:
         service.add_to(server)
     add_reflection([*(service.name for service in services), "grpc.health.v1.Health"], server)
@@ -216,9 +237,9 @@ async def _in_background(work: Coroutine[None, None, None]) -> AsyncIterator[Non
             task.cancel()
 
 
-def _transport_limit(services: Sequence[Service]) -> tuple[str, int]:
+def _transport_bytes(services: Sequence[Service]) -> int:
     is_small = all(service.request_bytes <= SMALL_REQUEST_BYTES for service in services)
-    return "grpc.max_receive_message_length", SMALL_TRANSPORT_BYTES if is_small else TRANSPORT_LIMIT_BYTES
+    return SMALL_TRANSPORT_BYTES if is_small else TRANSPORT_LIMIT_BYTES
 
 
 def _limits(connection_seconds: float) -> list[tuple[str, int]]:
@@ -234,8 +255,8 @@ def _limits(connection_seconds: float) -> list[tuple[str, int]]:
     return limits
 
 
-def _listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> str:
-    """The address with the port that was really bound. Raises NoCapacity."""
+def listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> str:
+    """Add the address to the server, and return it with the port that was really bound. Raises NoCapacity."""
     try:
         port = server.add_secure_port(address, credentials) if credentials is not None else server.add_insecure_port(address)
     except RuntimeError as error:

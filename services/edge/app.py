@@ -18,10 +18,14 @@ from libs.telemetry.exposition import serving_metrics
 from libs.telemetry.logs import fields
 from services.edge.asgi import Application, Bounds, State
 from services.edge.console import Console
+from services.edge.console.access import name_of
 from services.edge.credentials import Trust
+from services.edge.intake import reading
+from services.edge.intake.budget import Budget
 from services.edge.messages.base import Answer, json_of
 from services.edge.openapi import document
 from services.edge.ports.doors import Door
+from services.edge.ports.pages import Pages
 from services.edge.ports.tei_grpc import TeiServer, serving_tei
 from services.edge.routers import Routers
 from services.edge.routes import Table
@@ -33,6 +37,8 @@ log = logging.getLogger(__name__)
 HEALTH_NAME: Final = "edge"
 """The health name of SHOAL_HEALTH_ADDRESS (grpc.health.v1, as of all services)."""
 LOOK_SECONDS: Final = 1.0
+GUARD_SECONDS: Final = 30.0
+"""How often an edge that is guarded against web pages asks whether routers ask for credentials now."""
 START_SECONDS: Final = 5.0
 """How long the first look at the routers may take before the edge begins to serve without them, as not ready."""
 
@@ -41,7 +47,7 @@ class Edge:
     """The objects of one edge, each built from those before it."""
 
     def __init__(self, settings: Settings, routers: Routers) -> None:
-        self.state = State()
+        self.state = State(budget=Budget(settings.in_flight_bytes))
         self.routers = routers
         self.console_address = ""
         self.aliases = settings.aliases
@@ -49,31 +55,42 @@ class Edge:
         self._trust = Trust(settings.security.trust_domain if settings.security.client_ca else "", settings.vouches)
         self._needs_authentication = not (settings.is_local or settings.security.allow_insecure or settings.security.client_ca)
         self.state.is_open = self._needs_authentication
+        # Where nothing else makes callers show a credential, web pages are refused until a router has refused a token.
+        may_be_open = (settings.is_local or settings.security.allow_insecure) and not settings.security.client_ca
+        self._may_be_open = self.state.is_guarded = may_be_open
+        self._next_guard_look = 0.0
         table = Table()
         described = json_of(document(table.routes))
+        own_answers: dict[str, Callable[[], Answer]] = {
+            "/livez": _alive,
+            "/health": _alive,
+            "/healthz": _alive,
+            "/ping": _alive,
+            "/readyz": self._ready,
+            "/v2/health/live": lambda: Answer(json_of({"live": True})),
+            "/v2/health/ready": lambda: Answer(json_of({"ready": self.state.is_ready}), 200 if self.state.is_ready else 503),
+            "/openapi.json": lambda: Answer(described),
+        }
+        self.pages = Pages(
+            self.state,
+            hosts=(*settings.hosts, *settings.console_hosts, *map(name_of, settings.console_origins)),
+            origins=settings.origins,
+            own_origins=settings.console_origins,
+            checks_host=settings.is_local or bool(settings.hosts),
+            probes=own_answers,
+        )
         self.application = Application(
             routers,
             lambda: self.aliases.content,
             self.state,
             table=table,
             bounds=Bounds(
-                settings.body_bytes,
-                settings.in_flight_bytes,
-                settings.body_seconds,
+                reading.Bounds(settings.body_bytes, settings.body_seconds, settings.body_pause_seconds),
                 settings.deadline_seconds,
                 settings.longest_deadline_seconds,
             ),
             trust=self._trust,
-            extra={
-                "/livez": _alive,
-                "/health": _alive,
-                "/healthz": _alive,
-                "/ping": _alive,
-                "/readyz": self._ready,
-                "/v2/health/live": lambda: Answer(json_of({"live": True})),
-                "/v2/health/ready": lambda: Answer(json_of({"ready": self.state.is_ready}), 200 if self.state.is_ready else 503),
-                "/openapi.json": lambda: Answer(described),
-            },
+            extra=own_answers,
             vocabulary=settings.vocabulary,
             compression=settings.compression,
         )
@@ -88,6 +105,7 @@ class Edge:
                 origins=settings.console_origins,
                 trust=self._trust,
                 addresses=settings.routers,
+                intake=self.application.intake,
                 guards_all=bool(settings.console_address),
             )
 
@@ -97,6 +115,8 @@ class Edge:
         is_ready = await self.routers.is_serving()
         if is_ready and self._needs_authentication and self.state.is_open:
             is_ready = await self._knows_callers()
+        if is_ready and self._may_be_open:
+            await self._look_at_credentials()
         if is_ready != self.state.is_ready:
             log.info("readiness changed", extra=fields({"is_ready": is_ready}))
         self.state.is_ready = is_ready
@@ -120,6 +140,17 @@ class Edge:
             )
         return not self.state.is_open
 
+    async def _look_at_credentials(self) -> None:
+        """Refuses web pages as long as routers let everybody in. Asks when routers begin to serve, and again while they do so."""
+        now = asyncio.get_running_loop().time()
+        if self.state.is_ready and (not self.state.is_guarded or now < self._next_guard_look):
+            return
+        self._next_guard_look = now + GUARD_SECONDS
+        try:
+            self.state.is_guarded = await self.routers.lets_everybody_in()
+        except ShoalError:
+            self.state.is_guarded = True
+
     def tei_server(self, settings: Settings, model: str) -> TeiServer:
         """TEI's gRPC API for one address."""
         return TeiServer(
@@ -128,7 +159,7 @@ class Edge:
             self.state,
             model=model,
             trust=self._trust,
-            in_flight_bytes=settings.in_flight_bytes,
+            intake=self.application.intake,
             default_seconds=settings.deadline_seconds,
             longest_seconds=settings.longest_deadline_seconds,
         )
@@ -167,15 +198,17 @@ async def running(settings: Settings) -> AsyncIterator[str]:
         limits = Limits(settings.connections, settings.header_seconds, settings.idle_seconds, settings.body_seconds)
         grace, tls = settings.grace_seconds, settings.security.tls
         shared = edge.console if edge.console is not None and not settings.console_address else edge.application
-        server = await stack.enter_async_context(serving_http(settings.address, shared, limits, tls, grace_seconds=grace))
+        server = await stack.enter_async_context(
+            serving_http(settings.address, edge.pages.guard(shared), limits, tls, grace_seconds=grace)
+        )
         servers.append(server)
         if edge.console is not None and settings.console_address:
             # On this machine alone the console is plain HTTP: no certificate names a tunnel's end.
             console_tls = None if is_loopback(settings.console_address) else tls
-            own = serving_http(settings.console_address, edge.console, limits, console_tls, grace_seconds=grace)
+            own = serving_http(settings.console_address, edge.pages.guard(edge.console), limits, console_tls, grace_seconds=grace)
             edge.console_address = (await stack.enter_async_context(own)).address
         for address, model in settings.tei_http:
-            door = Door(edge.application, model)
+            door = edge.pages.guard(Door(edge.application, model))
             await stack.enter_async_context(serving_http(address, door, limits, tls, grace_seconds=grace))
         await stack.enter_async_context(serving_tei(tei, settings.security, grace_seconds=grace))
         await publish(edge.state.is_ready)

@@ -23,8 +23,12 @@ from libs.environment import is_loopback_host
 from libs.serving.calls.call import new_request_id
 from libs.telemetry import metrics, traces
 from libs.telemetry.logs import MODEL, REQUEST_ID, Value, fields
-from services.edge.compression import ENCODINGS, Compression, Inflating, compressed, wanted
+from services.edge.compression import ENCODINGS, Compression, compressed, wanted
 from services.edge.credentials import Trust, headers_of, metadata_of, request_id_of, seconds_of, trace_of
+from services.edge.intake import reading
+from services.edge.intake.budget import Budget
+from services.edge.intake.callers import Callers
+from services.edge.intake.reading import FREE_BYTES, Intake, Payer
 from services.edge.messages.base import Answer, Dialect, Headers, Problem, Question, Received, Route, Stream
 from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary
@@ -37,8 +41,6 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-LARGE_BYTES: Final = 64 * 1024
-"""A larger body is parsed in a thread; for a smaller one the hand-over takes longer than parsing."""
 CLIENT_LEFT: Final = 499
 _AS_IT_COMES: Final[Headers] = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 """Tells proxies not to collect the pieces of an answer (the second: nginx)."""
@@ -58,11 +60,9 @@ class Connected(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Sizes in bytes, times in seconds; as in `Settings`."""
+    """Sizes in bytes, times in seconds; as in `Settings`. `body`: of one body."""
 
-    body_bytes: int = 64 << 20
-    in_flight_bytes: int = 512 << 20
-    body_seconds: float = 60.0
+    body: reading.Bounds = field(default_factory=reading.Bounds)
     deadline_seconds: float = 60.0
     longest_deadline_seconds: float = 600.0
 
@@ -70,11 +70,17 @@ class Bounds:
 @dataclass(slots=True)
 class State:
     """What the process knows of itself. `is_ready`: a router answers. `is_open`: nobody can tell who calls, and the edge must not
-    serve beyond this machine."""
+    serve beyond this machine. `is_guarded`: callers need no credential as far as is known, so web pages are refused."""
 
     is_ready: bool = False
     is_open: bool = False
-    held_bytes: int = 0
+    is_guarded: bool = False
+    budget: Budget = field(default_factory=lambda: Budget(512 << 20))
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the bodies and answers of requests in flight."""
+        return self.budget.held_bytes
 
 
 @dataclass(slots=True)
@@ -88,7 +94,7 @@ class _Exchange:
     dialect: Dialect = DEFAULT
     request_id: str = field(default_factory=new_request_id)
     status: int = CLIENT_LEFT
-    held: int = 0
+    payer: Payer | None = None
     span: Span = field(default=traces.NONE)
 
     @property
@@ -127,6 +133,7 @@ class Application:
         self._state = state
         self._table = table or Table()
         self._bounds = bounds or Bounds()
+        self.intake = Intake(state.budget, Callers(routers.tenant), self._bounds.body)
         self._trust = trust or Trust()
         self._extra = dict(extra or {})
         self._vocabulary = vocabulary
@@ -146,7 +153,8 @@ class Application:
             except asyncio.CancelledError:
                 pass  # The client has left, or the grace time has ended: there is nobody to answer.
             finally:
-                self._state.held_bytes -= exchange.held
+                if exchange.payer is not None:
+                    exchange.payer.close()
                 _report(exchange)
 
     async def _exchange(
@@ -179,17 +187,20 @@ class Application:
                 raise Problem("NOT_READY", "the routers let everybody in, so this edge does not serve beyond its machine")
             certificate = connection.certificate if connection is not None and self._trust.certificates else None
             metadata = metadata_of(headers, exchange.request_id, certificate, self._trust)
+            payer = exchange.payer = self.intake.payer(address_of(scope), metadata)
             metadata += trace_of(headers, traces.traceparent_of(exchange.span))
             seconds = seconds_of(headers, self._bounds.deadline_seconds, self._bounds.longest_deadline_seconds)
             deadline = time.monotonic() + seconds
-            body = await self._body(exchange, receive, is_whole=connection is not None and connection.is_whole)
+            is_whole = connection is not None and connection.is_whole
+            body = await self.intake.body(receive, headers, payer, is_whole=is_whole)
             kinds = headers.get("content-type", ""), headers.get("accept", "")
             length = headers.get("inference-header-content-length", "")
             received = Received(body, self._names(), model, *kinds, exchange.request_id, length, self._vocabulary)
-            return await self._asked(exchange, route, received, metadata, deadline)
+            await self.intake.admit(route.decoded(received), payer, is_msgpack=received.is_msgpack)
+            return await self._asked(exchange, payer, route, received, metadata, deadline)
 
     async def _asked(
-        self, exchange: _Exchange, route: Route, received: Received, metadata: Metadata, deadline: float
+        self, exchange: _Exchange, payer: Payer, route: Route, received: Received, metadata: Metadata, deadline: float
     ) -> Answer | _Along:
         """Asks the mesh until there is an answer. Raises Problem."""
         step: Question | Stream | Answer
@@ -204,13 +215,13 @@ class Application:
             try:
                 reply, size = await self._routers.ask_sized(step.method, message, seconds=seconds, metadata=metadata)
             except ShoalError as error:
-                problem = Problem.of(error, step)
-                otherwise = step.otherwise(problem)
+                # No variable holds the problem: its traceback holds this frame, and the cycle would keep the request's body.
+                otherwise = step.otherwise(Problem.of(error, step))
                 if otherwise is None:
-                    raise problem from None
+                    raise Problem.of(error, step) from None
                 step, message = _serialised(otherwise)
             else:
-                self._hold(exchange, size)
+                await payer.take(size)
                 step, message = _serialised(step.answer(reply))
         return step
 
@@ -233,52 +244,6 @@ class Application:
         if self._compression == "off" or (self._compression == "auto" and _is_near(scope)):
             return ""
         return wanted(exchange.headers.get("accept-encoding", ""))
-
-    async def _body(self, exchange: _Exchange, receive: Receive, *, is_whole: bool) -> bytes:
-        """The whole body, counted while it is read, and inflated where it is compressed. `is_whole`: it is there, so that no
-        timer is needed. Raises Problem."""
-        headers, most = exchange.headers, self._bounds.body_bytes
-        encoding = headers.get("content-encoding", "identity").strip().lower()
-        inflating = Inflating(encoding) if encoding not in ("", "identity") else None
-        length = headers.get("content-length", "")
-        if length.isascii() and length.isdigit() and int(length) > most:
-            raise _too_large(most)
-        if is_whole:
-            return await self._arrived(exchange, receive, most, inflating)
-        try:
-            async with asyncio.timeout(self._bounds.body_seconds):
-                return await self._arrived(exchange, receive, most, inflating)
-        except TimeoutError:
-            text = f"the request's body did not arrive within {self._bounds.body_seconds:g} s"
-            raise Problem("REQUEST_TIMEOUT", text) from None
-
-    async def _arrived(self, exchange: _Exchange, receive: Receive, most: int, inflating: Inflating | None) -> bytes:
-        parts: list[bytes] = []
-        while True:
-            event = await receive()
-            if event["type"] == "http.disconnect":
-                raise asyncio.CancelledError
-            part = event.get("body", b"")
-            for piece in inflating.feed(part) if inflating is not None else (part,):
-                self._hold(exchange, len(piece))
-                if exchange.held > most:
-                    raise _too_large(most)
-                parts.append(piece)
-                if inflating is not None:
-                    await asyncio.sleep(0)
-            if not event.get("more_body"):
-                if inflating is not None:
-                    inflating.end()
-                return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _hold(self, exchange: _Exchange, size: int) -> None:
-        """Counts the memory of a request's body and answer. One request alone may take as much as it needs. Raises Problem."""
-        total = self._state.held_bytes + size
-        if total > self._bounds.in_flight_bytes and self._state.held_bytes > exchange.held:
-            text = "the bodies and answers of requests in flight take as much memory as they may here: come back later"
-            raise Problem("QUEUE_FULL", text, retry_after=1.0)
-        exchange.held += size
-        self._state.held_bytes = total
 
 
 def _serialised(step: Question | Stream | Answer) -> tuple[Question | Stream | Answer, bytes]:
@@ -329,14 +294,16 @@ def _unexpected(exchange: _Exchange) -> Problem:
     return Problem("INTERNAL", f"unexpected error; the log has it as {exchange.request_id}")
 
 
+def address_of(scope: Scope) -> str:
+    """The peer's address; empty: unknown."""
+    client = scope.get("client")
+    return client[0] if client is not None else ""
+
+
 def _is_near(scope: Scope) -> bool:
     """Whether the caller is on this machine, where bytes cost less than compressing them."""
     client = scope.get("client")
     return client is None or is_loopback_host(client[0])
-
-
-def _too_large(most: int) -> Problem:
-    return Problem("TOO_LARGE", f"the body is larger than the {most:,} bytes that are allowed: send fewer items at a time")
 
 
 def _told(exchange: _Exchange, problem: Problem) -> Answer:
@@ -357,7 +324,7 @@ def _told(exchange: _Exchange, problem: Problem) -> Answer:
 async def _maybe_in_thread(
     size: int, work: Callable[[], tuple[Question | Stream | Answer, bytes]]
 ) -> tuple[Question | Stream | Answer, bytes]:
-    return await asyncio.to_thread(work) if size >= LARGE_BYTES else work()
+    return await asyncio.to_thread(work) if size > FREE_BYTES else work()
 
 
 async def _send(send: Send, answer: Answer | _Along, common: Headers) -> int:

@@ -16,8 +16,8 @@ from services.edge.messages.base import Answer, Problem, invalid
 Compression = Literal["auto", "on", "off"]
 """Whether answers are compressed where clients accept it. auto: for callers beyond this machine."""
 ENCODINGS: Final = ("gzip", "deflate")
-STEP_BYTES: Final = 256 << 10
-"""Bytes that are inflated in one go: about a millisecond."""
+STEP_BYTES: Final = 64 << 10
+"""Bytes that are inflated in one go: a quarter of a millisecond, and no more than a caller may send that nobody has identified."""
 MOST_RATIO: Final = 100
 """A body may grow to so many times its size. JSON of texts grows to 3 … 20 times; deflate can do 1,032."""
 FREE_BYTES: Final = 1 << 20

@@ -14,13 +14,18 @@ from typing import Any, Final, TypeVar
 from shoal.errors import CannotConnect, Draining, ShoalError
 from shoal.transport.addresses import Addresses
 from shoal.transport.aio import AsyncTransport
-from shoal.transport.methods import GET_MESH, HEALTH, LIST_MODELS, WATCH_MESH, Method
+from shoal.transport.methods import GET_CALLER, GET_MESH, HEALTH, LIST_MODELS, WATCH_MESH, Method
 from shoal.transport.trust import Tls
 from shoal.transport.wire import Metadata
-from shoal.v1 import mesh_pb2, models_pb2
+from shoal.v1 import caller_pb2, mesh_pb2, models_pb2
 
 INFERENCE: Final = "shoal.v1.InferenceService"
 LOOK_SECONDS: Final = 2.0
+IDENTIFY_SECONDS: Final = 10.0
+"""How long a router may take to identify a caller: as long as it takes a request from an overloaded one to be refused."""
+
+PROBE_ID: Final = "edge-asks-whether-routers-authenticate"
+"""The request id of `lets_everybody_in`."""
 
 R = TypeVar("R")
 
@@ -97,6 +102,11 @@ class Routers:
             self._addresses.failed(address)
             raise
 
+    async def tenant(self, metadata: Metadata) -> str:
+        """The tenant that a caller acts for. Raises the ShoalError by which a router refuses its calls."""
+        body = caller_pb2.GetCallerRequest().SerializeToString()
+        return (await self.ask(GET_CALLER, body, seconds=IDENTIFY_SECONDS, metadata=metadata)).tenant
+
     async def may_watch(self, metadata: Metadata) -> None:
         """Raises the ShoalError by which a router refuses this caller a look at the mesh."""
         await self.ask(GET_MESH, mesh_pb2.GetMeshRequest().SerializeToString(), seconds=LOOK_SECONDS, metadata=metadata)
@@ -113,7 +123,7 @@ class Routers:
 
     async def lets_everybody_in(self) -> bool:
         """Whether a router answers a caller whose token nobody has issued. Raises ShoalError where none can be asked."""
-        metadata = (("authorization", "Bearer nobody"), ("x-request-id", "edge-asks-whether-routers-authenticate"))
+        metadata = (("authorization", "Bearer nobody"), ("x-request-id", PROBE_ID))
         try:
             await self.ask(LIST_MODELS, models_pb2.ListModelsRequest().SerializeToString(), seconds=LOOK_SECONDS, metadata=metadata)
         except ShoalError as error:

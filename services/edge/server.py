@@ -40,7 +40,20 @@ logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 CONNECTION: Final = "connection"
 HEAD_BYTES: Final = 64 << 10
 """The most bytes of a request's line and headers."""
-_LARGE_HEAD: Final = b"the request's headers are too large"
+MAX_HEADERS: Final = 128
+"""Headers of a request. Each one is three Python objects, so that a limit of bytes alone would let a head take thirty times its
+size. Proxies pass at most 100 (Envoy, Apache, Kestrel)."""
+MAX_TRAILER_BYTES: Final = 8 << 10
+"""Bytes of a chunked body's trailers, which are dropped, and of any other stretch of a body that holds no content."""
+MAX_UNFINISHED_BYTES: Final = 16 << 20
+"""Bytes of all heads of a server whose end has not arrived. Most clients send a head in one piece, which does not count here."""
+_NOT_HTTP: Final = b"this is not an HTTP request"
+_LARGE_HEAD: Final = b"the request's headers are larger than the %d bytes that are allowed" % HEAD_BYTES
+_MANY_HEADERS: Final = b"the request has more than the %d headers that are allowed" % MAX_HEADERS
+_LARGE_TRAILERS: Final = b"the request's trailers are larger than the %d bytes that are allowed" % MAX_TRAILER_BYTES
+_MANY_HOSTS: Final = b"the request has more than one Host header: send one"
+_CODING: Final = b"the only transfer-encoding supported is chunked: send a compressed body with content-encoding"
+_BUSY: Final = b"this server is reading as many unfinished requests as it takes: try again"
 LINGER_SECONDS: Final = 5.0
 """How long the rest of a request that is answered already is read and dropped: closing at once would reset the connection before
 the client has read the answer. Also how long a connection that is being closed may take to send what it still has."""
@@ -60,6 +73,18 @@ class Limits:
     idle_seconds: float = 75.0
     write_seconds: float = 60.0
     """How long a client may take nothing of an answer."""
+
+
+class _Refusal(Exception):
+    """Ends the parsing of a request. Raised in callbacks of the parser with a status and a message."""
+
+
+class _State(ServerState):
+    """The state of a server. `unfinished_bytes`: as MAX_UNFINISHED_BYTES."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unfinished_bytes = 0
 
 
 class _Answering:
@@ -150,6 +175,12 @@ class Cycle(RequestResponseCycle):
             timer.cancel()
 
 
+def _reply_to(error: httptools.HttpParserError) -> tuple[int, bytes]:
+    """Returns the status and the message for a request that cannot be parsed."""
+    refusal = error.__context__
+    return (refusal.args[0], refusal.args[1]) if isinstance(refusal, _Refusal) else (400, _NOT_HTTP)
+
+
 def closed(transport: asyncio.Transport, seconds: float) -> None:
     """Closes a connection once everything is sent, at the latest after `seconds`: a client that reads nothing would keep it."""
     transport.close()
@@ -160,8 +191,9 @@ def closed(transport: asyncio.Transport, seconds: float) -> None:
 class Connection(HttpToolsProtocol):
     """One connection."""
 
-    def __init__(self, config: Config, state: ServerState, limits: Limits) -> None:
+    def __init__(self, config: Config, state: _State, limits: Limits) -> None:
         super().__init__(config=config, server_state=state, app_state={}, _loop=asyncio.get_running_loop())
+        self._state = state
         self.app_state = {CONNECTION: self}
         self._limits = limits
         # The state: the request that is being answered (uvicorn's `cycle` is the last that has come) and its tasks, the timer of
@@ -173,6 +205,10 @@ class Connection(HttpToolsProtocol):
         self._unfinished_bytes = 0
         self._reads_head = False
         self._reads_body = False
+        # Whether the bytes that are being parsed hold content of a body, how many before them held none, and those of trailers.
+        self._has_content = False
+        self._bytes_without_content = 0
+        self._trailer_bytes = 0
         # Whether a second parser is told a head again, and what the connection is closed with once all requests are answered.
         self._resumes = False
         self._refused: tuple[int, bytes] | None = None
@@ -201,36 +237,51 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()
         self._stop_timer()
+        self._count_unfinished(-self._unfinished_bytes)
         self.pipeline.clear()
         if self._answered is not None:
             self._answered.disconnected = True
             self._answered.message_event.set()
         for task in self._answering:
             task.cancel()
+        # The request refers to its connection. Without these references back, memory is free when its task ends, not only when
+        # the garbage collector runs.
+        self._forget_request()
+        self.scope, self.headers = cast(Any, None), []
+        self.app_state = {}
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         while data and not self.transport.is_closing() and not self._refused:
+            self._has_content = False
             try:
                 self.parser.feed_data(data)
                 rest = b""
             except httptools.HttpParserUpgrade as offer:
                 rest = data[offer.args[0] :]
                 self._decline_upgrade()
-            except httptools.HttpParserError:
-                return self._refuse(400, b"this is not an HTTP request")
+            except httptools.HttpParserError as error:
+                return self._refuse(*_reply_to(error))  # no variable holds the error: its traceback holds this frame
             if self._reads_head:
-                self._unfinished_bytes += len(data)
+                self._count_unfinished(len(data))
                 if self._unfinished_bytes > HEAD_BYTES:
                     self._refuse(431, _LARGE_HEAD)
+                elif self._state.unfinished_bytes > MAX_UNFINISHED_BYTES:
+                    self._refuse(503, _BUSY)
+            elif self._reads_body:
+                # The parser collects a trailer until its end, and calls nothing before it.
+                self._bytes_without_content = 0 if self._has_content else self._bytes_without_content + len(data)
+                if self._bytes_without_content > MAX_TRAILER_BYTES:
+                    self._refuse(431, _LARGE_TRAILERS)
             data = rest
         return None
 
     def on_message_begin(self) -> None:
         if self._resumes:
             return
-        self._reads_head, self._head_bytes, self._unfinished_bytes = True, 0, 0
+        self._reads_head, self._head_bytes = True, 0
         if self._timer is None:
             self._expect_head()
         super().on_message_begin()
@@ -244,6 +295,13 @@ class Connection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._resumes:
             return
+        if self._reads_body:  # a trailer: no application reads it
+            self._trailer_bytes += len(name) + len(value) + len(b": \r\n")
+            if self._trailer_bytes > MAX_TRAILER_BYTES:
+                raise _Refusal(431, _LARGE_TRAILERS)
+            return
+        if len(self.headers) == MAX_HEADERS:
+            raise _Refusal(431, _MANY_HEADERS)
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -252,12 +310,13 @@ class Connection(HttpToolsProtocol):
             self._resumes = False
             return
         self._stop_timer()
-        head_bytes = self._head_bytes + sum(len(name) + len(value) for name, value in self.headers)
-        if head_bytes > HEAD_BYTES:
-            self._refuse(431, _LARGE_HEAD)
         if self.transport.is_closing():
             return
+        expects_continue = self._check_head()
         self._reads_head, self._reads_body = False, True
+        self._trailer_bytes = self._bytes_without_content = 0
+        if self._unfinished_bytes:
+            self._count_unfinished(-self._unfinished_bytes)
         url = httptools.parse_url(self.url)
         path = url.path.decode("ascii")
         version = self.parser.get_http_version()
@@ -277,7 +336,7 @@ class Connection(HttpToolsProtocol):
             access_log=False,
             default_headers=self.server_state.default_headers,
             message_event=asyncio.Event(),
-            expect_100_continue=any(name == b"expect" and value.lower() == b"100-continue" for name, value in self.headers),
+            expect_100_continue=expects_continue,
             keep_alive=version != "1.0" and self.parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
@@ -290,7 +349,27 @@ class Connection(HttpToolsProtocol):
         else:
             self.transport.abort()
 
+    def _check_head(self) -> bool:
+        """Returns whether the client waits for 100 Continue. Raises _Refusal."""
+        head_bytes, hosts, codings, expects_continue = self._head_bytes, 0, 0, False
+        for name, value in self.headers:
+            head_bytes += len(name) + len(value)
+            if name == b"host":
+                hosts += 1
+            elif name == b"expect":
+                expects_continue = value.lower() == b"100-continue"
+            elif name == b"transfer-encoding":
+                codings += 1
+                if codings > 1 or value.strip().lower() != b"chunked":
+                    raise _Refusal(400, _CODING)
+        if head_bytes > HEAD_BYTES:
+            raise _Refusal(431, _LARGE_HEAD)
+        if hosts > 1:
+            raise _Refusal(400, _MANY_HOSTS)
+        return expects_continue
+
     def on_body(self, body: bytes) -> None:
+        self._has_content = True
         if not self.transport.is_closing():
             super().on_body(body)
 
@@ -303,6 +382,7 @@ class Connection(HttpToolsProtocol):
         if self.cycle is not None and self.cycle.response_complete:
             self._stop_timer()
         super().on_message_complete()
+        self._forget_answered()
 
     def on_response_complete(self) -> None:
         if self._refused and not self.pipeline:
@@ -311,6 +391,7 @@ class Connection(HttpToolsProtocol):
         if self._reads_body and not self.transport.is_closing():
             self._stop_timer()
             self._timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+        self._forget_answered()
         return None
 
     def timeout_keep_alive_handler(self) -> None:
@@ -335,6 +416,21 @@ class Connection(HttpToolsProtocol):
         self._answered = cycle
         super()._start_asgi_task(cycle, app)
 
+    def _forget_answered(self) -> None:
+        """Releases a request that is answered: an idle connection keeps none."""
+        if self._reads_body or self.pipeline or self.cycle is None or not self.cycle.response_complete:
+            return
+        self._forget_request()
+        if not self._reads_head:
+            self.scope, self.headers = cast(Any, None), []
+
+    def _forget_request(self) -> None:
+        self.cycle, self._answered = cast(Any, None), None
+
+    def _count_unfinished(self, size: int) -> None:
+        self._unfinished_bytes += size
+        self._state.unfinished_bytes += size
+
     def _expect_head(self) -> None:
         self._timer = self.loop.call_later(self._limits.header_seconds, self._refuse, 408, b"the request's headers came too slowly")
 
@@ -351,6 +447,9 @@ class Connection(HttpToolsProtocol):
         if self._reads_body and self.pipeline:
             self.pipeline.popleft()  # the newest, which is at fault
         elif self._reads_body and self._answered is self.cycle:
+            if self._answered is not None and self._answered.response_started:
+                closed(self.transport, LINGER_SECONDS)  # it has its status already
+                return
             self._answered = None
         if self._answered is not None and not self._answered.response_complete:
             self._refused = status, message
@@ -369,7 +468,7 @@ class Server:
     def __init__(self, application: Callable[[Any, Any, Any], Awaitable[None]], limits: Limits) -> None:
         self.address = ""
         self._limits = limits
-        self._state = ServerState()
+        self._state = _State()
         self._config = Config(
             cast(ASGI3Application, application),
             http=Connection,

@@ -44,6 +44,10 @@ class Settings:
     aliases: Watched[Names] = field(default_factory=lambda: Watched.fixed(Names({})))
     vocabulary: Vocabulary | None = None
     """Of OpenAI's tokenizer cl100k_base (SHOAL_CL100K), by which `input` of token ids is read. None: it is refused."""
+    hosts: tuple[str, ...] = ()
+    """Names that the Host of a request may have, besides this machine's and addresses, where routers let everybody in."""
+    origins: tuple[str, ...] = ()
+    """Origins of web pages that may call the edge (https://app.example), by CORS. None: no page elsewhere."""
     console: bool = False
     """Whether there is a console."""
     console_address: str = ""
@@ -66,6 +70,8 @@ class Settings:
     """How long a request's head may take to arrive."""
     body_seconds: float = 60.0
     """How long a request's body may take to arrive."""
+    body_pause_seconds: float = 10.0
+    """How long nothing of a request's body may arrive."""
     idle_seconds: float = 75.0
     """How long a connection may be idle: longer than the load balancer's idle timeout (60 s at most of them), or clients see
     resets."""
@@ -86,18 +92,18 @@ class Settings:
         check(bool(self.routers) and all(self.routers), "SHOAL_ROUTERS", "host:port, or several of them with commas")
         if self.console_address:
             _check_address(self.console_address, "SHOAL_CONSOLE_ADDRESS")
-        check(all(map(_is_host, self.console_hosts)), "SHOAL_CONSOLE_HOSTS", "names without ports, in lower case, with commas")
-        check(
-            all(map(_is_origin, self.console_origins)),
-            "SHOAL_CONSOLE_ORIGINS",
-            "origins such as https://mesh.example or https://mesh.example:8443, in lower case, with commas",
-        )
+        for hosts, name in ((self.hosts, "SHOAL_HTTP_HOSTS"), (self.console_hosts, "SHOAL_CONSOLE_HOSTS")):
+            check(all(map(_is_host, hosts)), name, "names without ports, in lower case, with commas")
+        for origins, name in ((self.origins, "SHOAL_HTTP_ORIGINS"), (self.console_origins, "SHOAL_CONSOLE_ORIGINS")):
+            allowed = "origins such as https://mesh.example or https://mesh.example:8443, in lower case, with commas"
+            check(all(map(_is_origin, origins)), name, allowed)
         check(1024 <= self.body_bytes <= 1 << 30, "SHOAL_HTTP_BODY_BYTES", "1024..1073741824")
         check(self.in_flight_bytes >= self.body_bytes, "SHOAL_HTTP_IN_FLIGHT_BYTES", "at least SHOAL_HTTP_BODY_BYTES")
         check(1 <= self.connections <= 1_000_000, "SHOAL_HTTP_CONNECTIONS", "1..1000000")
         for seconds, name in (
             (self.header_seconds, "SHOAL_HTTP_HEADER_SECONDS"),
             (self.body_seconds, "SHOAL_HTTP_BODY_SECONDS"),
+            (self.body_pause_seconds, "SHOAL_HTTP_BODY_PAUSE_SECONDS"),
             (self.idle_seconds, "SHOAL_HTTP_IDLE_SECONDS"),
         ):
             check(0 < seconds <= 3600, name, "above 0, at most 3600")
@@ -159,6 +165,8 @@ class Settings:
             security=security,
             tei_http=_doors(environ.get("SHOAL_TEI_HTTP_ADDRESSES", "")),
             tei_grpc=_doors(environ.get("SHOAL_TEI_GRPC_ADDRESSES", "")),
+            hosts=_list(environ.get("SHOAL_HTTP_HOSTS", "")),
+            origins=_list(environ.get("SHOAL_HTTP_ORIGINS", "")),
             console=_has_console(environ.get("SHOAL_CONSOLE", ""), console_address or address, security),
             console_address=console_address,
             console_hosts=_list(environ.get("SHOAL_CONSOLE_HOSTS", "")),
@@ -174,6 +182,7 @@ class Settings:
             connections=integer(environ, "SHOAL_HTTP_CONNECTIONS", 10_000),
             header_seconds=number(environ, "SHOAL_HTTP_HEADER_SECONDS", 10.0),
             body_seconds=number(environ, "SHOAL_HTTP_BODY_SECONDS", 60.0),
+            body_pause_seconds=number(environ, "SHOAL_HTTP_BODY_PAUSE_SECONDS", 10.0),
             idle_seconds=number(environ, "SHOAL_HTTP_IDLE_SECONDS", 75.0),
             deadline_seconds=number(environ, "SHOAL_DEADLINE_SECONDS", 60.0),
             longest_deadline_seconds=number(environ, "SHOAL_LONGEST_DEADLINE_SECONDS", 600.0),
@@ -196,6 +205,8 @@ class Settings:
             "routers_tls": "none" if self.routers_tls is None else "mutual" if self.vouches else "on",
             "aliases": len(self.aliases.content.aliases),
             "cl100k": len(self.vocabulary.tokens) if self.vocabulary is not None else 0,
+            "hosts": ", ".join(self.hosts),
+            "origins": ", ".join(self.origins),
             "console": "off" if not self.console else self.console_address or self.address,
             "console_origins": ", ".join(self.console_origins),
             "metrics_address": self.metrics_address,
@@ -205,6 +216,7 @@ class Settings:
             "connections": self.connections,
             "header_seconds": self.header_seconds,
             "body_seconds": self.body_seconds,
+            "body_pause_seconds": self.body_pause_seconds,
             "idle_seconds": self.idle_seconds,
             "deadline_seconds": self.deadline_seconds,
             "longest_deadline_seconds": self.longest_deadline_seconds,

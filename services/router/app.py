@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 
-from shoal.v1 import inference_pb2_grpc, mesh_pb2_grpc, models_pb2_grpc, worker_pb2_grpc
+from shoal.v1 import caller_pb2_grpc, inference_pb2_grpc, mesh_pb2_grpc, models_pb2_grpc, worker_pb2_grpc
 
 from libs.errors import NoCapacity, WorkerLost
 from libs.fleet import TTL_MS, Fleet
@@ -32,6 +32,7 @@ from services.router.lanes.presence import Presence
 from services.router.lanes.pull import WorkerService
 from services.router.lanes.waiters import Waiters
 from services.router.metrics import RouterMetrics
+from services.router.operators.callers import CallerService
 from services.router.operators.mesh import MeshService
 from services.router.operators.models import ModelService
 from services.router.service import InferenceService
@@ -204,11 +205,13 @@ def _services(settings: Settings, router: Router) -> list[Service]:
         router_id=settings.router_id,
     )
     add_inference = partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, router.inference)
+    add_callers = partial(caller_pb2_grpc.add_CallerServiceServicer_to_server, CallerService())
     add_models = partial(models_pb2_grpc.add_ModelServiceServicer_to_server, models)
     add_mesh = partial(mesh_pb2_grpc.add_MeshServiceServicer_to_server, mesh)
     add_workers = partial(worker_pb2_grpc.add_WorkerServiceServicer_to_server, router.workers)
     return [
         Service("shoal.v1.InferenceService", add_inference),
+        Service("shoal.v1.CallerService", add_callers, request_bytes=SMALL_REQUEST_BYTES),
         Service("shoal.v1.ModelService", add_models, request_bytes=SMALL_REQUEST_BYTES),
         Service("shoal.v1.MeshService", add_mesh, request_bytes=SMALL_REQUEST_BYTES),
         Service("shoal.v1.WorkerService", add_workers, is_internal=True, method_bytes=report_limits.METHODS),

@@ -58,7 +58,8 @@ class Upkeep:
         self._standings = standings
         self._files = files
         self._fitness = Fitness(lanes)
-        # The state.
+        # The state: whether schedulers can run this version's scripts. A Redis that lost them gets them again by the next call.
+        self._has_loaded = False
         self.sees_redis = False
         """Whether Redis answered in the last look."""
         self.oldest: Mapping[LaneKey, float] = {}
@@ -89,6 +90,9 @@ class Upkeep:
         for file in self._files:
             await asyncio.to_thread(file.look)
         await self._fitness.look()
+        if not self._has_loaded:
+            await self._lanes.load_scripts()
+            self._has_loaded = True
         await self._view.refresh(self._lanes)
         await self._membership.beat()
         self._bells.remind(self._view.gauges.values(), self._lanes.clock_ms())

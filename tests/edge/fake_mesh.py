@@ -17,11 +17,12 @@ from typing import Any
 
 import grpc
 import numpy as np
+from shoal.v1 import caller_pb2_grpc, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc, models_pb2, models_pb2_grpc
 from shoal.v1 import inference_pb2 as pb
-from shoal.v1 import inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc, models_pb2, models_pb2_grpc
 
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity, PermissionDenied, Unauthenticated
 from libs.serving import Service, serving
+from services.router.operators.callers import CallerService
 from tests.edge.parts import dense, ragged, scores, sparse
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -438,6 +439,7 @@ async def routing(fake: FakeMesh) -> AsyncIterator[str]:
         Service(
             "shoal.v1.InferenceService", partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, FakeInference(fake))
         ),
+        Service("shoal.v1.CallerService", partial(caller_pb2_grpc.add_CallerServiceServicer_to_server, CallerService())),
         Service("shoal.v1.ModelService", partial(models_pb2_grpc.add_ModelServiceServicer_to_server, FakeModelService(fake))),
         Service("shoal.v1.MeshService", partial(mesh_pb2_grpc.add_MeshServiceServicer_to_server, FakeMeshService(fake))),
     ]

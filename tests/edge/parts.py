@@ -12,14 +12,16 @@ from typing import Any
 
 import grpc
 import numpy as np
+from shoal.v1 import caller_pb2_grpc, inference_pb2_grpc, models_pb2, models_pb2_grpc, tensor_pb2
 from shoal.v1 import inference_pb2 as pb
-from shoal.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc, tensor_pb2
 
 from libs.errors import ModelNotFound
 from libs.serving import Security, Service, current_call, serving
 from libs.serving.calls.call import Call
 from services.edge.app import running
+from services.edge.routers import PROBE_ID
 from services.edge.settings import Settings
+from services.router.operators.callers import CallerService
 
 MODEL = "org/model"
 WIDTH = 8
@@ -52,8 +54,11 @@ class Script:
     cancelled: int = 0
 
     async def note(self, request: Any, context: Context) -> None:
+        call = current_call()
+        if call.request_id == PROBE_ID:
+            return
         self.requests.append(request)
-        self.calls.append(current_call())
+        self.calls.append(call)
         self.metadata.append({key: str(value) for key, value in context.invocation_metadata() or ()})
         self.seconds.append(context.time_remaining() or 0.0)
         if self.act is not None:
@@ -154,6 +159,7 @@ async def routing(script: Script, security: Security | None = None) -> AsyncIter
     """A router's services at the yielded address."""
     services = [
         Service("shoal.v1.InferenceService", partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, Inference(script))),
+        Service("shoal.v1.CallerService", partial(caller_pb2_grpc.add_CallerServiceServicer_to_server, CallerService())),
         Service("shoal.v1.ModelService", partial(models_pb2_grpc.add_ModelServiceServicer_to_server, Models(script))),
     ]
     async with serving("127.0.0.1:0", services, security=security, grace_seconds=0.1) as server:
@@ -209,7 +215,7 @@ class Http:
 
 def head(method: str, path: str, headers: Mapping[str, str]) -> bytes:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    lines = [f"{method} {path} HTTP/1.1", "host: test", *(f"{name}: {value}" for name, value in named.items())]
+    lines = [f"{method} {path} HTTP/1.1", "host: localhost", *(f"{name}: {value}" for name, value in named.items())]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 

@@ -97,6 +97,7 @@ async def test_a_changed_file_is_read_by_a_running_edge(tmp_path: Path) -> None:
         ("SHOAL_HTTP_CONNECTIONS", "0"),
         ("SHOAL_HTTP_HEADER_SECONDS", "0"),
         ("SHOAL_HTTP_BODY_SECONDS", "soon"),
+        ("SHOAL_HTTP_BODY_PAUSE_SECONDS", "0"),
         ("SHOAL_HTTP_IDLE_SECONDS", "-1"),
         ("SHOAL_DEADLINE_SECONDS", "0"),
         ("SHOAL_LONGEST_DEADLINE_SECONDS", "1e9"),

@@ -16,6 +16,8 @@ from libs.errors import InvalidInput
 from services.edge import asgi
 from services.edge.compression import FREE_BYTES, LEAST_BYTES, STEP_BYTES, Inflating, compressed, wanted
 from services.edge.messages.base import Answer, Problem
+from services.edge.messages.names import Names
+from services.edge.routers import Routers
 from services.edge.settings import Settings
 from tests.edge.parts import MODEL, Script, dense, edge, vectors
 
@@ -170,7 +172,7 @@ async def test_a_bomb_over_http() -> None:
     ],
 )
 async def test_callers_of_this_machine_get_answers_as_they_are(setting: Any, host: str, is_compressed: bool) -> None:
-    application: Any = asgi.Application(None, None, asgi.State(), compression=setting)  # type: ignore[arg-type]
+    application: Any = asgi.Application(Routers(("127.0.0.1:1",), None), lambda: Names({}), asgi.State(), compression=setting)
     exchange = asgi._Exchange("POST", {"accept-encoding": "gzip"}, 0.0)
     assert bool(application._encoding(exchange, {"client": (host, 5)})) is is_compressed
 

@@ -57,7 +57,7 @@ async def send(http: Http, method: str, path: str, body: bytes, headers: Mapping
         text = head(
             method, path, {"content-length": str(len(body)), **{key: value for key, value in headers.items() if key != "host"}}
         )
-        writer.write(text.replace(b"host: test", f"host: {headers['host']}".encode()) + body)
+        writer.write(text.replace(b"host: localhost", f"host: {headers['host']}".encode()) + body)
         return await read_reply(reader, method)
     finally:
         writer.close()
@@ -75,7 +75,7 @@ class Page:
         self._reader, self._writer = await self._http.open()
         headers = {key: value for key, value in self._headers.items() if key != "host"}
         self._writer.write(
-            head("GET", "/console/events", headers).replace(b"host: test", f"host: {self._headers['host']}".encode())
+            head("GET", "/console/events", headers).replace(b"host: localhost", f"host: {self._headers['host']}".encode())
         )
         self.head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
         self.status = int(self.head.split()[1])
@@ -160,7 +160,11 @@ def test_hosts_that_are_ours(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["", "evil.example", "127.0.0.1.evil.example", "10.0.0.1", "localhost.evil.example:80", "[::2]", "0x7f.1"]
+    "host",
+    [
+        *("", "evil.example", "127.0.0.1.evil.example", "10.0.0.1", "localhost.evil.example:80", "[::2]", "0x7f.1"),
+        *("[::1].evil.com", "[::1]evil.com:80", "127.0.0.1:80:80"),
+    ],
 )
 def test_hosts_that_are_not(host: str) -> None:
     with pytest.raises(Problem) as caught:
@@ -261,7 +265,7 @@ async def test_forms_of_other_pages_do_nothing() -> None:
         assert (await act(http, body, content_type="application/x-www-form-urlencoded")).status == 415
         assert (await send(http, "GET", "/console/act", b"", OURS)).status == 404
         preflight = await send(http, "OPTIONS", "/console/act", b"", {"host": "127.0.0.1", "origin": "http://evil.example"})
-        assert preflight.status == 404
+        assert preflight.status == 403
         assert not any(name.startswith("access-control") for name in preflight.headers)
         assert len(fake.calls) == seen
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -16,6 +16,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from shoal.errors import Unauthenticated
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
@@ -23,8 +24,13 @@ from libs.errors import InvalidInput, NoCapacity, QueueFull, ShoalError, TaskNot
 from libs.serving import Security
 from libs.serving.watched import Watched
 from services.edge.app import running
+from services.edge.asgi import State
+from services.edge.intake.budget import Budget
+from services.edge.intake.callers import Callers
+from services.edge.intake.reading import Intake
 from services.edge.messages.names import Names, Target
-from services.edge.ports.tei_grpc import MESSAGE_BYTES
+from services.edge.ports.tei_grpc import MESSAGE_BYTES, TeiServer
+from services.edge.routers import Routers
 from services.edge.settings import Settings
 from services.edge.teiv1 import tei_pb2 as tei
 from services.local.settings import free_port
@@ -249,6 +255,33 @@ async def test_the_credential_and_the_id_go_on_to_the_router() -> None:
         seen = script.metadata[0]
         assert (seen["authorization"], seen["x-request-id"], seen["x-shoal-tenant"]) == ("Bearer token", "id-1", "acme")
         assert script.seconds[0] < 25  # not the default of 60
+
+
+async def test_a_caller_is_identified_before_its_message_is_read() -> None:
+    asked: list[Any] = []
+
+    async def refuse(metadata: Any) -> str:
+        asked.append(dict(metadata))
+        raise Unauthenticated("the token is not known")
+
+    intake = Intake(Budget(1 << 20), Callers(refuse))
+    server = TeiServer(cast(Routers, None), lambda: NAMES, State(), intake=intake)
+    await server.start("127.0.0.1:0", Security())
+    try:
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            metadata = (("authorization", "Bearer token"),)
+            for path in ("Embed/Embed", "Embed/EmbedStream", "Rerank/RerankStream"):
+                call: Any = channel.stream_stream(f"/tei.v1.{path}")(timeout=20, metadata=metadata)  # and sends nothing
+                assert await code_of(call.read()) == CODE.UNAUTHENTICATED
+    finally:
+        await server.stop(0)
+    assert [each["authorization"] for each in asked] == ["Bearer token"]  # and remembered for a second
+
+
+async def test_a_call_that_ends_without_a_message_is_refused() -> None:
+    async with serving(Script()) as tei_at:
+        call: Any = tei_at.channel.stream_unary("/tei.v1.Embed/Embed")(iter(()), timeout=20)
+        assert await code_of(call) == CODE.INVALID_ARGUMENT
 
 
 async def test_a_client_that_leaves_cancels_its_call() -> None:

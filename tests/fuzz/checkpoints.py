@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from safetensors.numpy import save
 
@@ -23,6 +24,10 @@ from libs.catalog.checkpoint.files import parse_json, tensor_entries
 from libs.errors import InvalidInput, ModelBroken
 from libs.models import ClassifyWork, EncodeWork, ScoreWork, Work, load_model
 from libs.models.generation.chat import ChatTemplate, Message
+from libs.models.generation.decoding.beams import BeamSearch
+from libs.models.generation.decoding.rules import Rules, apply
+from libs.models.generation.decoding.settings import Settings, settings_of
+from libs.models.images.processing import ImageProcessing
 from libs.models.layers.spec import Config
 from libs.models.text.registry import empty_encoder, names_of
 from libs.models.text.tokenising import bounds
@@ -556,7 +561,67 @@ def _adapters() -> Iterator[Try]:
         yield attempt
 
 
+# settings: generation_config.json, and preprocessor_config.json of images
+
+
+_SETTINGS: Final[Mapping[str, object]] = {
+    "generation": {
+        "eos_token_id": [2, 3], "bos_token_id": 1, "decoder_start_token_id": 1, "max_new_tokens": 20, "min_new_tokens": 2,
+        "num_beams": 2, "length_penalty": 0.8, "early_stopping": True, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3,
+        "bad_words_ids": [[5], [7, 8]], "suppress_tokens": [9], "begin_suppress_tokens": [10], "forced_bos_token_id": 0,
+        "forced_eos_token_id": 2,
+    },
+    "images": {
+        "image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 24}, "crop_size": 20, "resample": 3,
+        "do_rescale": True, "rescale_factor": 1 / 255, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.4, 0.3],
+    },
+}  # fmt: skip
+_SETTINGS_WORDS: Final[Sequence[object]] = (
+    1e308, -1e308, 1e-308, 5e-324, float("nan"), float("inf"), list(range(100_000)), [[1] * 1000], [[1]] * 5000, [300], [-1], -1,
+    299, 300, 10**30, [], [[]], "never", {}, [0.0, 0.0, 0.0], [1e308] * 3,
+)  # fmt: skip
+_VOCABULARY: Final = 300
+
+
+def _make_settings(random: Random, known: Sequence[bytes]) -> bytes:
+    made: object = _SETTINGS
+    for _ in range(random.randrange(1, 4)):
+        made = mutate.changed(random, made, _SETTINGS_WORDS)
+    return _dumped(random, made)
+
+
+def _try_settings(data: bytes) -> None:
+    with suppress(ModelBroken):
+        given = parse_json(data, "settings.json")
+        parts = given if isinstance(given, dict) else {}
+        generation, images = (part if isinstance(part, dict) else {} for part in map(parts.get, ("generation", "images")))
+        _try_images(ImageProcessing.of(Config(images, file="preprocessor_config.json"), "CLIPImageProcessor"))
+        settings = settings_of(Config(generation))
+        settings.check_vocabulary(_VOCABULARY)
+        _try_writing(settings)
+
+
+def _try_images(processing: ImageProcessing) -> None:
+    pixels = torch.arange(256, dtype=torch.float32)[:, None] * processing.scale
+    if not bool(((pixels - torch.tensor(processing.mean)) / torch.tensor(processing.std)).isfinite().all()):
+        raise Broken("pixels that are not finite")
+
+
+def _try_writing(settings: Settings) -> None:
+    ids = np.array([settings.start or 0], np.int32)
+    longest = 1 + settings.longest(1, None, 64)
+    rules, search = Rules(settings, 1, longest), BeamSearch(settings, ids, longest)
+    for _ in range(6):
+        scores = torch.linspace(-5, 5, _VOCABULARY)[None].repeat(settings.beams, 1)
+        apply(scores, [rules.edits(ids)] * settings.beams)
+        chosen = search.advance(scores.log_softmax(-1))
+        if not chosen:
+            return
+        ids = np.append(ids, np.int32(chosen[0].token))
+
+
 TARGETS: Final = (
+    Target("settings", _make_settings, plain(_try_settings), share=0.5),
     Target("tensors", _make_tensors, _tensors, guided=True, share=2.0),
     Target("indexes", _make_index, _indexes, share=0.5),
     Target("directories", _make_directory, lambda: _in_directory(_try_card)),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,36 @@ def test_rules_of_generation_config(settings: dict[str, object], tmp_path: Path)
     writer, inputs = load(tmp_path), prompts(5)
     wanted = [_ended(written(model, [ids], 24)[0], writer.settings) for ids in inputs]
     assert [text for text, _ in finished(DecodeLoop(writer, 64), requests(writer, inputs, 24))] == wanted
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"eos_token_id": list(range(1_000_000))}, "eos_token_id .*: it has 1,000,000 token ids; at most 64"),
+        ({"eos_token_id": [2, VOCABULARY], "min_new_tokens": 6}, "eos_token_id has the token id 300: ids from 0 to 299"),
+        ({"eos_token_id": -1}, "eos_token_id has the token id -1"),
+        ({"suppress_tokens": [VOCABULARY]}, "suppress_tokens has the token id 300"),
+        ({"suppress_tokens": [1] * 65_537}, "suppress_tokens .*: it has 65,537 token ids"),
+        ({"begin_suppress_tokens": [10**6]}, "begin_suppress_tokens has the token id 1000000"),
+        ({"bad_words_ids": [[5], [7, 300]]}, "bad_words_ids has the token id 300"),
+        ({"bad_words_ids": [[5]] * 1_025}, "bad_words_ids .*: it has 1,025 lists; at most 1,024"),
+        ({"bad_words_ids": [[5] * 65]}, "bad_words_ids .*: it has 65 token ids"),
+        ({"forced_bos_token_id": 300}, "forced_bos_token_id has the token id 300"),
+        ({"forced_eos_token_id": 10**6}, "forced_eos_token_id has the token id 1000000"),
+        ({"decoder_start_token_id": 301}, "decoder_start_token_id has the token id 301"),
+        ({"num_beams": 33}, "num_beams is 33: at most 32"),
+        ({"length_penalty": 1e308}, r"length_penalty is 1e\+308: a number from -16 to 16"),
+        ({"repetition_penalty": 1e-308}, "repetition_penalty is 1e-308: a number from 0.01 to 100"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1"),
+    ],
+)
+def test_settings_beyond_their_bounds_are_refused_when_a_model_is_loaded(
+    settings: Mapping[str, object], problem: str, tmp_path: Path
+) -> None:
+    write("llama", tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelBroken, match=f"^generation_config.json: {problem}"):
+        load(tmp_path)
 
 
 def _ended(text: list[int], settings: Settings) -> list[int]:

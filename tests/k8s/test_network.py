@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 import pytest
@@ -28,6 +29,10 @@ Edge = tuple[str, str, int]
 """Who opens a connection, to whom, at which port."""
 
 ANYWHERE = "0.0.0.0/0 but 169.254.0.0/16"
+INTERNET = (
+    "0.0.0.0/0 but 10.0.0.0/8 but 100.64.0.0/10 but 169.254.0.0/16 but 172.16.0.0/12 but 192.168.0.0/16",
+    "::/0 but 64:ff9b::/96 but 64:ff9b:1::/48 but fc00::/7 but fe80::/10",
+)
 COLLECTOR = "observability/opentelemetry-collector"
 SPEAK_DNS = ("router", "scheduler", "worker")
 
@@ -49,8 +54,7 @@ IN: frozenset[Edge] = frozenset(
 OUT: frozenset[Edge] = frozenset(
     {
         *((name, "kube-system/kube-dns", 53) for name in SPEAK_DNS),
-        ("worker", ANYWHERE, 443),
-        ("worker", "::/0 but fe80::/10", 443),
+        *(("worker", block, 443) for block in INTERNET),
         ("worker", "169.254.169.254/32", 80),
         ("worker", "169.254.170.23/32", 80),
         ("worker", "169.254.169.252/32", 988),
@@ -131,6 +135,20 @@ def test_sentinels_are_reached_where_redis_is() -> None:
     assert let_in == inside | IN
     outside = {(who, place, port) for who in ("router", "scheduler") for place in where for port in (6379, 26379)}
     assert let_out == inside | OUT | outside
+
+
+@pytest.mark.parametrize("name", [*EVERY, *CHARTS])
+def test_stores_are_reached_at_no_private_address(name: str) -> None:
+    """Not that of the API server, nor of pods, nodes and metadata: each address below, by IP version, is within an exception."""
+    private = ("10.0.0.1", "172.31.0.10", "192.168.1.1", "100.64.0.1", "169.254.169.254", "fd00::1", "fe80::1", "64:ff9b::a00:1")
+    for policy in of_kind(made(name), "NetworkPolicy"):
+        for rule in policy["spec"].get("egress", ()):
+            blocks = [peer["ipBlock"] for peer in rule["to"] if "ipBlock" in peer]
+            if {port["port"] for port in rule["ports"]} != {443}:
+                continue
+            for address in map(ip_address, private):
+                open_to = [block for block in blocks if address in ip_network(block["cidr"])]
+                assert all(any(address in ip_network(one) for one in block["except"]) for block in open_to)
 
 
 @pytest.mark.parametrize("name", [*EVERY, *CHARTS])

@@ -43,6 +43,7 @@ LET_IN = {CODE.OK, CODE.INVALID_ARGUMENT, CODE.NOT_FOUND, CODE.FAILED_PRECONDITI
 """How a call without contents ends for who may call: what it lacks is said by the service itself."""
 
 BY_SERVICE: dict[str, set[str]] = {
+    "shoal.v1.CallerService": {"client", "admin"},
     "shoal.v1.InferenceService": {"client", "admin"},
     "shoal.v1.MeshService": {"admin"},
     "shoal.v1.WorkerService": {"worker"},

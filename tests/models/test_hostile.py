@@ -22,7 +22,8 @@ from safetensors.numpy import save
 from tokenizers import Tokenizer
 
 from libs.catalog import read_card
-from libs.catalog.checkpoint.files import MAX_HEADER_BYTES, MAX_JSON_BYTES
+from libs.catalog.checkpoint import files
+from libs.catalog.checkpoint.files import MAX_HEADER_BYTES, MAX_INDEXED_TENSORS, MAX_JSON_BYTES, MAX_SHARDS
 from libs.catalog.kinds.extraction.gliner import read_gliner
 from libs.errors import InvalidInput, ModelBroken
 from libs.models import EncodeWork, PackedModel, load_model
@@ -239,6 +240,41 @@ def test_headers_that_lie_are_refused(tmp_path: Path, header: object, problem: s
 def test_a_header_of_a_hundred_megabytes_is_not_parsed(tmp_path: Path) -> None:
     write_tensors(tmp_path, b" " * (MAX_HEADER_BYTES + 1))
     with pytest.raises(ModelBroken, match="its header has 16,777,217 bytes"):
+        TensorFile.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("header", "problem"),
+    [
+        (
+            b"{%s}" % b",".join(b'"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % n for n in range(200_000)),
+            "200,000 tensors",
+        ),
+        (b'{"a":{"dtype":"U8","data_offsets":[0,0],"shape":[%s0]}}' % (b"0," * 7_000_000), "more than 640,000 commas"),
+    ],
+    ids=["tensors", "axes"],
+)
+def test_a_header_of_many_tensors_is_not_parsed(
+    tmp_path: Path, header: bytes, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tensors(tmp_path, header)
+    monkeypatch.setattr(files, "json", None)
+    for read in (TensorFile.open, lambda directory: disk.weight_bytes(directory, 4)):
+        with pytest.raises(ModelBroken, match=rf"^model\.safetensors: .*{problem}"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("places", "problem"),
+    [
+        ({f"t{n}": "a.safetensors" for n in range(MAX_INDEXED_TENSORS + 1)}, "has 100,001 tensors; at most 100,000"),
+        ({f"t{n}": f"{n}.safetensors" for n in range(MAX_SHARDS + 1)}, "names 1,001 files; at most 1,000"),
+    ],
+    ids=["tensors", "files"],
+)
+def test_an_index_of_many_tensors_or_files_is_refused(tmp_path: Path, places: Mapping[str, str], problem: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(ModelBroken, match=rf"index\.json: `weight_map` {problem}"):
         TensorFile.open(tmp_path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
@@ -128,7 +129,13 @@ def test_old_names_and_forms() -> None:
         ({"size": {"shortest_edge": 0}}, r"size\.shortest_edge is 0: a number of at least 1"),
         ({"size": {"shortest_edge": 100_000}}, r"size\.shortest_edge is 100000: at most 16,384"),
         ({"image_mean": [0.5]}, "image_mean is .*: a list of 3 numbers"),
-        ({"image_std": [0.5, 0.0, 0.5]}, "image_std is .*: pixels are divided by it"),
+        ({"image_std": [0.5, 0.0, 0.5]}, r"image_std\[1\] is 0\.0: a number from 1e-06 to 10000"),
+        ({"image_std": [0.5, 0.5, 1e308]}, r"image_std\[2\] is 1e\+308: a number from 1e-06 to 10000"),
+        ({"image_mean": [-1e308, 0.5, 0.5]}, r"image_mean\[0\] is -1e\+308: a number from -10000 to 10000"),
+        ({"image_mean": [math.nan, 0.5, 0.5]}, r"image_mean\[0\] is nan: a finite number"),
+        ({"rescale_factor": 1e308}, r"rescale_factor is 1e\+308: a number from 1e-06 to 1000"),
+        ({"rescale_factor": 0}, "rescale_factor is 0: a number from 1e-06 to 1000"),
+        ({"rescale_factor": -1}, "rescale_factor is -1: a number from 1e-06 to 1000"),
         ({"image_std": [0.5, "a", 0.5]}, r"image_std\[1\] is 'a': a number is needed"),
         ({"resample": 9}, "resample is 9"),
         ({"do_pad": True}, "do_pad is True"),

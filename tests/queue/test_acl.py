@@ -69,6 +69,12 @@ async def used(admin: Redis) -> set[str]:
     return found - {"config", "acl", "auth"}
 
 
+async def script_calls(admin: Redis) -> int:
+    """How often SCRIPT was called since the last CONFIG RESETSTAT; Redis 7 counts its subcommands apart."""
+    stats = await admin.info("commandstats")
+    return sum(counts["calls"] for name, counts in stats.items() if name.partition("|")[0] == "cmdstat_script")
+
+
 def allowed(user: User) -> set[str]:
     return {command.partition("|")[0] for command in user.commands} - UNSEEN
 
@@ -158,6 +164,7 @@ async def test_a_scheduler_may_do_what_it_does_and_no_more(connected: As, admin:
     await fleet.record_failure("org/model", "w", BROKEN)
     await admin.hset("v1:{fleet}:failures", "org/old w", b"1 " + BROKEN.SerializeToString())
     await asyncio.sleep(0.01)  # the worker is silent for longer than the scheduler's ttl
+    await Lanes(connected(ROUTER), router_id="a", dead_result=DEAD).load_scripts()
     await admin.config_resetstat()
     await as_a_scheduler(scheduler)
     assert await refusals(admin) == []
@@ -189,6 +196,7 @@ async def test_everything_else_is_refused(connected: As, admin: Redis, user: Use
         ("SUBSCRIBE", "other"),
     ]
     if user is SCHEDULER:
+        outside += [("SCRIPT", "LOAD", "return 1"), ("HGETALL", "v1:{fleet}:routers"), ("RPUSH", keys[12] + "a", "x")]
         outside += [("HGETALL", keys[2]), ("HGET", keys[3], "a"), ("DEL", keys[12] + "a"), ("LPOP", keys[12] + "a")]
     for command in outside:
         with pytest.raises(NoPermissionError):
@@ -206,6 +214,37 @@ async def test_scripts_have_no_more_rights_than_their_user(connected: As, admin:
         with pytest.raises(Exception, match=r"can't|NOPERM|permission"):
             await redis.evalsha(sha, 0)
     assert len(await refusals(admin)) == 2
+
+
+async def test_a_scheduler_runs_no_lua_but_the_scripts_that_routers_loaded(connected: As, admin: Redis) -> None:
+    router, scheduler = connected(ROUTER), connected(SCHEDULER)
+    fleet = Fleet(scheduler)
+    with pytest.raises(NoCapacity, match="a router loads them"):
+        await fleet.lead("s")
+    await Fleet(router).beat("a")  # its script is missing, so it loads all
+    assert await fleet.lead("s")
+    await admin.script_flush()
+    with pytest.raises(NoCapacity, match="a router loads them"):
+        await fleet.lead("s")
+    await Fleet(router).beat("a")
+    assert not await fleet.lead("t")
+    # A script of routers runs with the scheduler's rights: payloads are not among its keys.
+    lanes = Lanes(router, router_id="a", dead_result=DEAD)
+    await add(lanes, job("a"))
+    with pytest.raises(NoCapacity, match="let our user"):
+        await Lanes(scheduler, router_id="s", dead_result=b"").pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1)
+
+
+async def test_calls_that_find_all_scripts_lost_load_them_once(connected: As, admin: Redis) -> None:
+    lanes = make_lanes(connected(ROUTER), Clock(), "a")
+    await lanes.load_scripts()
+    await admin.config_resetstat()
+    await lanes.load_scripts()
+    loads = await script_calls(admin)
+    await admin.script_flush()
+    await admin.config_resetstat()
+    await asyncio.gather(*(add(lanes, job(name)) for name in "abcdefgh"))
+    assert await script_calls(admin) == loads
 
 
 async def test_an_acl_that_is_too_narrow_is_told_and_survived(connected: As, admin: Redis) -> None:

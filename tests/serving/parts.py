@@ -133,7 +133,7 @@ class Caller:
     def start(self, method: str, request: Any = b"", timeout: float = 20.0, **more: Any) -> Any:
         body = request if isinstance(request, bytes) else request.SerializeToString()
         said: Any = self._channel.unary_unary(method)
-        return said(body, timeout=timeout, metadata=self.metadata, wait_for_ready=False, **more)
+        return said(body, timeout=timeout, metadata=self.metadata, **more)
 
     def without_request(self, method: str) -> Any:
         """A call whose request does not come."""

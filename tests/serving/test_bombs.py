@@ -23,6 +23,11 @@ from tests.support.peak import Peak
 MIB = 1024 * 1024
 MOST_GROWTH = 192 * MIB
 """Of a process that is sent 1.1 GiB. Cutting off takes milliseconds, and longer on a machine that is busy with other things."""
+MAX_GROWTH_BYTES = 64 * MIB
+"""Of a process that is sent one request by a caller without a credential."""
+IS_ACTIVE = "/externalscaler.ExternalScaler/IsActive"
+EMBED = "/tei.v1.Embed/Embed"
+EMBED_STREAM = "/tei.v1.Embed/EmbedStream"
 ENCODE = "/shoal.v1.InferenceService/Encode"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 CHECKED = b"\x08\x01"
@@ -30,14 +35,15 @@ CHECKED = b"\x08\x01"
 
 @pytest.fixture(scope="module")
 def ports() -> dict[str, int]:
-    return {name: lasting_port() for name in ("router-0", "worker-0")}
+    return {name: lasting_port() for name in ("router-0", "worker-0", "scheduler-0", "edge-0", "tei")}
 
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory, ports: dict[str, int]) -> Iterator[Cluster]:
-    """A router with a health port beside, a scheduler, and a worker with its health port."""
-    each = {name: {"SHOAL_HEALTH_ADDRESS": f"127.0.0.1:{port}"} for name, port in ports.items()}
-    with Cluster(tmp_path_factory.mktemp("bombed"), models="", schedulers=1, each=each) as cluster:
+    """A router, a scheduler, a worker and an edge with TEI's gRPC API, each with its health port."""
+    each = {name: {"SHOAL_HEALTH_ADDRESS": f"127.0.0.1:{port}"} for name, port in ports.items() if name != "tei"}
+    each["edge-0"]["SHOAL_TEI_GRPC_ADDRESSES"] = f"127.0.0.1:{ports['tei']}"
+    with Cluster(tmp_path_factory.mktemp("bombed"), models="", schedulers=1, edges=1, each=each) as cluster:
         yield cluster
 
 
@@ -50,6 +56,37 @@ async def attack(address: str, method: str, size: int, *, calls: int = 1, gzip: 
 
     async with connected(address) as caller:
         return set(await asyncio.gather(*(one(caller) for _ in range(calls))))
+
+
+@pytest.mark.parametrize(
+    ("port", "method"),
+    [
+        ("tei", HEALTH),
+        ("tei", EMBED),
+        ("tei", EMBED_STREAM),
+        ("tei", REFLECTION),
+        ("edge-0", HEALTH),
+        ("worker-0", HEALTH),
+        ("scheduler-0", HEALTH),
+        ("router-0", HEALTH),
+        ("scheduler", HEALTH),
+        ("scheduler", IS_ACTIVE),
+        ("router", HEALTH),
+        ("router", GET_MESH),
+    ],
+)
+async def test_a_message_far_beyond_its_methods_limit_takes_no_memory(
+    port: str, method: str, mesh: Cluster, ports: dict[str, int]
+) -> None:
+    main = {"router": mesh.addresses[0], "scheduler": mesh.scheduler_addresses[0]}
+    address = main.get(port) or f"127.0.0.1:{ports[port]}"
+    process = {"tei": "edge-0", "router": "router-0", "scheduler": "scheduler-0"}.get(port, port)
+    async with connected(address) as caller:
+        await caller.call(HEALTH, wait_for_ready=True)
+    peak = Peak(mesh.processes[process].pid)
+    assert await attack(address, method, 300 * MIB) <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    print(f"{port}, {method}: {peak.grown / MIB:.0f} MiB more")
+    assert peak.grown < MAX_GROWTH_BYTES
 
 
 @pytest.mark.parametrize("kind", ["router-0", "router's health port", "scheduler-0", "worker-0"])
@@ -157,6 +194,48 @@ async def test_only_what_is_slow_while_memory_grows_is_cut_off() -> None:
     await until(lambda: memory.looks >= looks + 3)
     late.arrived.set()
     assert await reading == b"a"
+
+
+async def test_what_was_cut_off_is_given_back_and_counts_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory()
+    before = memory.bytes
+    monkeypatch.setattr(arrivals, "RECOVERY_SECONDS", 0.02)
+    monkeypatch.setattr(arrivals, "trim", lambda: setattr(memory, "bytes", before + GROWTH_BYTES))
+    reader = Arrivals(memory)
+    reading = asyncio.create_task(reader.read(FakeCall()))
+    await until(lambda: memory.looks >= 3)
+    memory.bytes += 3 * GROWTH_BYTES
+    with pytest.raises(NoCapacity):
+        await reading
+    await until(lambda: memory.bytes == before + GROWTH_BYTES)
+    # Other work took more meanwhile: a request that begins now is measured by what is there now.
+    memory.bytes += 3 * GROWTH_BYTES
+    late, looks = FakeCall(), memory.looks
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + arrivals.RECOVERY_SECONDS
+    await until(lambda: loop.time() >= ends_at)
+    reading = asyncio.create_task(reader.read(late))
+    await until(lambda: memory.looks >= looks + 3)
+    late.arrived.set()
+    assert await reading == b"a"
+
+
+async def test_a_slow_request_is_not_cut_off_for_growth_before_it() -> None:
+    memory, first, second = Memory(), FakeCall(), FakeCall()
+    reader = Arrivals(memory)
+    reading = asyncio.create_task(reader.read(first))
+    await until(lambda: memory.looks >= 3)
+    memory.bytes += GROWTH_BYTES // 2
+    late = asyncio.create_task(reader.read(second))
+    first.arrived.set()
+    assert await reading == b"a"
+    looks = memory.looks
+    await until(lambda: memory.looks >= looks + 3)  # so that the second one has a baseline of its own
+    memory.bytes += GROWTH_BYTES * 3 // 4
+    looks = memory.looks
+    await until(lambda: memory.looks >= looks + 3)
+    second.arrived.set()
+    assert await late == b"a"
 
 
 async def test_a_request_that_does_not_arrive_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,6 +244,12 @@ def test_tokens_may_stand_there_as_digests(tmp_path: Path) -> None:
     assert identify(Authenticator(Security(tokens=path)), CLIENT) == Identity("s", "client", "default")
 
 
+@pytest.mark.parametrize("role", ["router", "scheduler", "edge", "redis", "anonymous"])
+def test_certificates_of_servers_call_nothing(role: str) -> None:
+    with pytest.raises(Unauthenticated, match="names nobody"):
+        certified([f"spiffe://shoal/{role}/default".encode()], "shoal")
+
+
 @pytest.mark.parametrize(
     ("uris", "expected"),
     [

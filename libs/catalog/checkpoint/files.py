@@ -21,7 +21,13 @@ from libs.errors import ModelBroken
 
 MAX_JSON_BYTES: Final = 16 << 20
 MAX_HEADER_BYTES: Final = 16 << 20
-"""Of a safetensors file's JSON: enough for 200,000 tensors. The format allows 100 MB, which parsed would take Python a gigabyte."""
+"""Of a safetensors file's JSON. The format allows 100 MB, which parsed would take Python a gigabyte."""
+MAX_TENSORS: Final = 20_000
+"""Of a file: each takes 25 microseconds to check. Files of mixtures of experts, with a tensor for each, have some thousands."""
+MAX_SHARDS: Final = 1_000
+MAX_INDEXED_TENSORS: Final = 100_000
+"""Of all shards."""
+_MAX_COMMAS: Final = 32 * MAX_TENSORS
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 MAX_COUNT: Final = (1 << 31) - 1
@@ -226,7 +232,12 @@ def tensor_files(directory: Path, folder: str) -> list[str]:
 
 def shard_names(index: Config) -> list[str]:
     """The shards that an index names, each once. Raises ModelBroken if there are none, or for a path to another folder."""
-    names = list(dict.fromkeys(_shard_name(index, shard) for shard in index.part("weight_map").values.values()))
+    places = index.part("weight_map").values
+    if len(places) > MAX_INDEXED_TENSORS:
+        raise index.broken("weight_map", f"has {len(places):,} tensors; at most {MAX_INDEXED_TENSORS:,} are served")
+    names = list(dict.fromkeys(_shard_name(index, shard) for shard in places.values()))
+    if len(names) > MAX_SHARDS:
+        raise index.broken("weight_map", f"names {len(names):,} files; at most {MAX_SHARDS:,} are served")
     for name in names:
         if not _SHARD.fullmatch(name):
             raise index.broken("weight_map", f"names {name!r}, which is not a name of a safetensors file in the same folder")
@@ -286,6 +297,7 @@ def tensor_entries(directory: Path, name: str) -> dict[str, TensorEntry]:
     Raises ModelBroken naming the tensor if one lies outside the file, overlaps another, or has not the size of its shape.
     """
     header = tensor_header(directory, name)
+    _refuse_crowd(header, name)
     size, first = (directory / name).stat().st_size, 8 + len(header)
     try:
         values = json.loads(header.decode("utf-8"), object_pairs_hook=once, parse_int=_whole, parse_constant=_refuse_constant)
@@ -297,6 +309,15 @@ def tensor_entries(directory: Path, name: str) -> dict[str, TensorEntry]:
         raise ModelBroken(shortened(f"{name}: damaged header: {error or type(error).__name__}")) from error
     _refuse_overlap(name, entries)
     return entries
+
+
+def _refuse_crowd(header: bytes, name: str) -> None:
+    """Raises ModelBroken for more objects or entries of lists than MAX_TENSORS tensors have, before an object is made of one."""
+    tensors = header.count(b"{") - 1
+    if tensors > MAX_TENSORS + 1:  # one is of metadata
+        raise ModelBroken(shortened(f"{name}: its header has {tensors:,} tensors; at most {MAX_TENSORS:,} are served"))
+    if header.count(b",") > _MAX_COMMAS:
+        raise ModelBroken(shortened(f"{name}: its header has more than {_MAX_COMMAS:,} commas, above the limit for its tensors"))
 
 
 def once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:

@@ -29,6 +29,11 @@ _MOST_PIXELS: Final = 50_000_000
 _FILTERS: Final = 6
 _MOST_PATCHES: Final = 1 << 14
 _FINEST: Final = 1e-5
+MIN_SCALE: Final = 1e-6
+MAX_SCALE: Final = 1e3
+"""Of what pixels are multiplied by; published models have 1/255, 1/127.5 or 1."""
+MAX_COLOUR: Final = 1e4
+"""Of the means and deviations of colours, which are below 256 where pixels are not rescaled."""
 
 Numbers = tuple[float, ...]
 """One for each of red, green and blue."""
@@ -145,10 +150,11 @@ class ImageProcessing:
         mean: Numbers = (0.0, 0.0, 0.0)
         std: Numbers = (1.0, 1.0, 1.0)
         if config.flag("do_normalize", True):
-            mean, std = config.numbers("image_mean", known.mean), config.numbers("image_std", known.std)
-            if 0.0 in std:
-                raise config.unsupported("image_std", "pixels are divided by it")
-        scale = config.number("rescale_factor", 1 / 255) if config.flag("do_rescale", True) else 1.0
+            mean = config.numbers("image_mean", known.mean, least=-MAX_COLOUR, most=MAX_COLOUR)
+            std = config.numbers("image_std", known.std, least=MIN_SCALE, most=MAX_COLOUR)
+        scale = (
+            config.number("rescale_factor", 1 / 255, least=MIN_SCALE, most=MAX_SCALE) if config.flag("do_rescale", True) else 1.0
+        )
         return ImageProcessing(size=None, resample=_filter(config, resample), crop=None, scale=scale, mean=mean, std=std)
 
     def seen(self, height: int, width: int, field: str) -> tuple[int, int]:

@@ -28,6 +28,11 @@ _ACTIVATIONS: dict[str, Activation] = {
 _MOST_SIZE: Final = 1 << 24
 _MOST_HEADS: Final = 1 << 10
 _MOST_LAYERS: Final = 1 << 10
+MAX_NUMBER: Final = 1e12
+"""Of fractional settings: below it no product with a size overflows float32 or int64."""
+MIN_POSITIVE: Final = 1e-30
+"""Of settings that are divided by, or whose logarithm is taken."""
+_MAX_RATIO: Final = 64.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,26 +212,38 @@ class Config:
             raise self.unsupported(key, f"at most {most:,} are served")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """Without a default the key must be there."""
+    def number(self, key: str, default: float | None = None, *, least: float = -MAX_NUMBER, most: float = MAX_NUMBER) -> float:
+        """A finite number from `least` to `most`; without a default the key must be there."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.unsupported(key, "a number is needed")
         if not math.isfinite(value):
             raise self.unsupported(key, "a finite number is needed")
+        if not least <= value <= most:
+            raise self.unsupported(key, f"a number from {least:g} to {most:g} is needed")
         return float(value)
+
+    def positive(self, key: str, default: float | None = None, *, most: float = MAX_NUMBER) -> float:
+        """A number above 0, for settings that are divided by."""
+        return self.number(key, default, least=MIN_POSITIVE, most=most)
+
+    def ratio(self, key: str, default: float) -> float:
+        """How many times wider a feed-forward is than its input."""
+        return self.positive(key, default, most=_MAX_RATIO)
 
     def is_number(self, key: str) -> bool:
         """Whether the key has a number, for keys that may also have an object."""
         return isinstance(self._values.get(key), int | float)
 
-    def numbers(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
-        """As many finite numbers as the default has."""
+    def numbers(
+        self, key: str, default: tuple[float, ...], *, least: float = -MAX_NUMBER, most: float = MAX_NUMBER
+    ) -> tuple[float, ...]:
+        """As many numbers from `least` to `most` as the default has."""
         value = self._value(key, list(default))
         if not isinstance(value, list) or len(value) != len(default):
             raise self.unsupported(key, f"a list of {len(default)} numbers is needed")
         found = Config({f"{key}[{place}]": number for place, number in enumerate(value)}, self._place, self._file)
-        return tuple(found.number(f"{key}[{place}]") for place in range(len(default)))
+        return tuple(found.number(f"{key}[{place}]", least=least, most=most) for place in range(len(default)))
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self._value(key, default)

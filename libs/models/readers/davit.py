@@ -67,7 +67,7 @@ class DavitSpec:
                 Stage(*each) for each in zip(widths, depths, heads, groups, patches, strides, paddings, first, strict=True)
             ),
             window=_side(config),
-            ratio=config.number("mlp_ratio", 4.0),
+            ratio=config.ratio("mlp_ratio", 4.0),
             bias=config.flag("qkv_bias", True),
             activation=config.activation("activation_function") if config.has("activation_function") else "gelu",
         )

@@ -1,8 +1,9 @@
 """The two Redis users of a mesh, with the least privileges that router and scheduler need (ACL of Redis 6.2 or newer).
 
-A script runs with the permissions of the user who calls it, so the commands within scripts are listed here, too. A new command in a
-script of `libs/queue` or `libs/fleet` must be added here: `tests/queue/test_acl.py` compares this list with the commands really
-used.
+A script runs with the permissions of the user who calls it, so the commands within scripts are listed here, too. Redis cannot limit
+which loaded script a user runs, but only routers may load one: the scheduler's user runs the scripts of the mesh, and no Lua of its
+holder. A new command in a script of `libs/queue` or `libs/fleet` must be added here: `tests/queue/test_acl.py` compares this list
+with the commands really used.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from libs.queue.keys import BELL, LAYOUT, WRITTEN
 
 _BOTH: Final = (
     *("info", "ping", "select", "time"),
-    *("evalsha", "script|load"),
+    "evalsha",
     *("subscribe", "unsubscribe", "publish"),
     *("del", "get", "pexpire", "set"),
     *("hdel", "hget", "hgetall", "hmget", "hset"),
     *("zadd", "zcard", "zrange", "zremrangebyscore"),
 )
 _ROUTER: Final = (
+    "script|load",
     *("exists", "hexists", "hincrby", "hkeys", "hlen"),
     *("blpop", "lpop", "rpush", "xadd"),
     *("zcount", "zrangebyscore", "zrem", "zscore"),
@@ -54,11 +56,18 @@ class User:
 
 
 ROUTER: Final = User("shoal-router", tuple(sorted(_BOTH + _ROUTER)), ("v1:*",), (BELL, f"{WRITTEN}:*"))
-# It may read the lengths and counters of lanes, not the payloads of jobs and not which router waits for their answers.
+# It may read the lengths and counters of lanes, not the payloads of jobs and not which router waits for their answers. No pattern
+# only reads: Redis has those (%R) from 7 on.
 SCHEDULER: Final = User(
     "shoal-scheduler",
     tuple(sorted(_BOTH)),
-    (LAYOUT, "v1:{fleet}:*", "v1:{*}:lanes", *(f"v1:{{*}}:lane:*:{part}" for part in ("i", "b", "meta"))),
+    (
+        LAYOUT,
+        *(f"v1:{{fleet}}:{part}" for part in ("workers", "cards", "failures", "strikes", "leader", "fences", "notes")),
+        *("v1:{fleet}:claim:*", "v1:{fleet}:orders:*"),
+        "v1:{*}:lanes",
+        *(f"v1:{{*}}:lane:*:{part}" for part in ("i", "b", "meta")),
+    ),
 )
 
 

@@ -1,4 +1,4 @@
-"""Bounds the memory that unauthenticated requests take while they arrive.
+"""Bounds the memory that requests take while they arrive: those of callers without a credential, and those of small methods.
 
 gRPC buffers a whole message before it checks its length (1.75; grpc/grpc#43012): a length limit does not bound what arrives, but a
 call can be cut off. So the process's memory is watched while such requests arrive.
@@ -11,43 +11,57 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from libs.errors import DeadlinePassed, NoCapacity
-from libs.memory import TIDY_SECONDS, resident_bytes
+from libs.memory import resident_bytes, trim
 
 ARRIVAL_SECONDS: Final = 10.0
 """How long one request may take to arrive."""
 LOOK_SECONDS: Final = 0.002
+RECOVERY_SECONDS: Final = 5.0
+"""How long the baseline holds after requests were cut off; halfway through it, what they took is returned to the system."""
 GROWTH_BYTES: Final = 8 * 1024 * 1024
 """How much the process may grow while requests arrive, from the first of them on."""
 
 
 class Arrivals:
-    """Reads requests of a few bytes, and cuts off those that are arriving once memory has grown by more than they could need.
+    """Reads requests, and cuts off those that are arriving once memory has grown by more than they need.
 
-    `resident`: returns the resident bytes of the process.
+    Args:
+        resident: returns the resident bytes of the process.
+        growth_bytes: the most bytes that the process may grow by while requests arrive.
     """
 
-    def __init__(self, resident: Callable[[], int] = resident_bytes) -> None:
+    def __init__(self, resident: Callable[[], int] = resident_bytes, growth_bytes: int = GROWTH_BYTES) -> None:
         self._resident = resident
+        self._growth_bytes = growth_bytes
         # The state: the timeouts of the requests that are arriving, those that arrived already at the last look, the next look.
         self._arriving: set[asyncio.Timeout] = set()
         self._seen: set[asyncio.Timeout] = set()
         self._looking: asyncio.TimerHandle | None = None
-        # The memory before they began, and until when that baseline holds: freed memory stays resident until `memory.tidy` returns
-        # it to the system, so a new baseline for each wave of calls would begin where the last wave ended.
+        # The memory before they began, and until when that baseline holds: freed memory stays resident until it is returned to the
+        # system, so a new baseline for each wave of calls would begin where the last wave ended.
         self._before = 0
         self._counts_until = 0.0
+        self._trimming: asyncio.TimerHandle | None = None
 
-    async def read(self, context: Any) -> object:
-        """The next message of a call, or `grpc.aio.EOF`. Raises DeadlinePassed; NoCapacity if it was cut off."""
-        limit = asyncio.timeout(ARRIVAL_SECONDS)
+    async def read(self, context: Any, seconds: float | None = None) -> object:
+        """Return the next message of a call, or `grpc.aio.EOF`.
+
+        Args:
+            context: of the call.
+            seconds: how long the message may take to arrive; by default ARRIVAL_SECONDS.
+
+        Raises DeadlinePassed if the message does not arrive in time, and NoCapacity if it was cut off.
+        """
+        seconds = ARRIVAL_SECONDS if seconds is None else seconds
+        limit = asyncio.timeout(seconds)
         try:
             async with limit:
                 self._enter(limit)
                 return await context.read()
         except TimeoutError:
             if limit not in self._arriving:
-                raise NoCapacity("more is arriving at once than such requests need, which are a few bytes each") from None
-            raise DeadlinePassed(f"the request did not arrive within {ARRIVAL_SECONDS:g} s") from None
+                raise NoCapacity("more bytes are arriving at once than the requests of this method need: retry later") from None
+            raise DeadlinePassed(f"the request did not arrive within {seconds:g} s") from None
         finally:
             self._arriving.discard(limit)
 
@@ -61,15 +75,25 @@ class Arrivals:
 
     def _look(self) -> None:
         """Checks memory, and cuts off requests that were arriving at the last look, too. Most arrive with their call, before
-        any."""
-        if self._resident() > self._before + GROWTH_BYTES:
-            self._cut(self._seen & self._arriving)
+        any. Once none of those is left, a new baseline begins: under a steady load some request is always arriving."""
+        resident, slow = self._resident(), self._seen & self._arriving
+        if self._seen and not slow and asyncio.get_running_loop().time() >= self._counts_until:
+            self._before = resident
+        elif resident > self._before + self._growth_bytes:
+            self._cut(slow)
         self._seen = set(self._arriving)
         self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look) if self._arriving else None
 
     def _cut(self, arriving: set[asyncio.Timeout]) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
         self._arriving -= arriving
-        now = asyncio.get_running_loop().time()
         for limit in arriving:
             limit.reschedule(now)
-            self._counts_until = now + 2 * TIDY_SECONDS
+            self._counts_until = now + RECOVERY_SECONDS
+        if arriving and self._trimming is None:
+            self._trimming = loop.call_later(RECOVERY_SECONDS / 2, self._trim)
+
+    def _trim(self) -> None:
+        self._trimming = None
+        asyncio.get_running_loop().run_in_executor(None, trim)

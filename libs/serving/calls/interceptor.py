@@ -25,6 +25,7 @@ from google.protobuf.message import Message
 
 from libs.errors import DeadlinePassed, InternalError, InvalidInput, ShoalError
 from libs.names import is_model_id
+from libs.serving.calls.arrivals import Arrivals
 from libs.serving.calls.bounds import MOST_CALLS, Bound, InFlight
 from libs.serving.calls.call import (
     REQUEST_ID_HEADER,
@@ -35,11 +36,10 @@ from libs.serving.calls.call import (
     headers_of,
     new_request_id,
 )
-from libs.serving.calls.decode import MAX_REQUEST_BYTES, parse, request_type
+from libs.serving.calls.decode import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, parse, request_type
+from libs.serving.calls.guard import Find, Guard, Handler, abort
 from libs.serving.calls.multiplex import KINDS, MESSAGE_BYTES, MULTIPLEX, Multiplexer
-from libs.serving.calls.public import Public
 from libs.serving.calls.reports import CallRecord, Reporter
-from libs.serving.calls.status import DETAILS_HEADER, to_status
 from libs.serving.security import authentication
 from libs.serving.security.audit import Audit
 from libs.serving.security.authentication import Authenticator, Metadata
@@ -56,10 +56,8 @@ Unary: TypeAlias = Callable[[Message, Context], Awaitable[Message]]
 Streaming: TypeAlias = Callable[[Any, Context], AsyncGenerator[Message]]
 """Takes one message, or an iterator over those of a request stream."""
 
-_Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
-_GRPC_SERVICES: Final = "/grpc."
 _UNCOUNTED: Final = nullcontext()
 
 ANSWERS: Final = frozenset({"/shoal.v1.InferenceService/EncodeStream", "/shoal.v1.InferenceService/ExtractStream"})
@@ -84,7 +82,7 @@ class _Handler(Protocol):
     response_serializer: Callable[[Message], bytes]
 
 
-class Interceptor(grpc.aio.ServerInterceptor):
+class Interceptor(Guard):
     """Wraps every handler of ours, and counts calls in flight, so that a server can be drained.
 
     authenticator: identifies callers; without one everybody is anonymous. internal: names of services (`shoal.v1.WorkerService`)
@@ -99,34 +97,15 @@ class Interceptor(grpc.aio.ServerInterceptor):
         authenticator: Authenticator | None = None,
         limits: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
+        super().__init__()
         self.authenticator = authenticator or Authenticator(Security())
         self.audit = Audit(_later)
         self.calls = Bound(MOST_CALLS, "calls")
-        self._public = Public(_abort)
         self._internal = frozenset(internal)
         self._limits = limits
-        self._wrapped: dict[str, grpc.RpcMethodHandler[Message, Message]] = {}
+        self.arrivals = Arrivals()
+        """Of methods with small requests."""
         self.in_flight = InFlight()
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[_Request, _Response] | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[_Request, _Response] | None:
-        method = handler_call_details.method
-        wrapped = self._wrapped.get(method)
-        if wrapped is None:
-            handler = await continuation(handler_call_details)
-            if handler is None:
-                return handler
-            if method.startswith(_GRPC_SERVICES):
-                wrapped = self._public.wrap(method, handler)
-            elif method == MULTIPLEX:
-                wrapped = self._wrap(method, await self._multiplexer(continuation))
-            else:
-                wrapped = self._wrap(method, cast(_Handler, handler))
-            self._wrapped[method] = wrapped
-        return cast("grpc.RpcMethodHandler[_Request, _Response]", wrapped)
 
     def drain(self) -> None:
         """From now on new calls are refused with Draining; internal services still answer."""
@@ -136,16 +115,9 @@ class Interceptor(grpc.aio.ServerInterceptor):
         """Returns when no calls are in flight except those of internal services."""
         await self.in_flight.none.wait()
 
-    async def _multiplexer(self, find: Callable[[Any], Awaitable[Any]]) -> _Handler:
-        """The handler of the stream that carries calls of other methods: each through a behaviour of its own."""
-        unary: dict[str, Callable[[object, Any], Awaitable[Message | None]]] = {}
-        for path in KINDS.values():
-            handler, kind = await find(_Details(path)), request_type(path)
-            if handler is not None and kind is not None:
-                unary[path] = _Behaviour(self, path, kind, handler).unary
-        return cast(_Handler, Multiplexer(unary))
-
-    def _wrap(self, method: str, handler: _Handler) -> grpc.RpcMethodHandler[Message, Message]:
+    async def _wrap(self, method: str, handler: Any, find: Find) -> Handler:
+        if method == MULTIPLEX:
+            handler = await self._multiplexer(find)
         kind = request_type(method)
         if kind is None or (handler.request_streaming and not handler.response_streaming):
             raise TypeError(f"{method}: only declared methods with a single request, or with streams both ways, can be served")
@@ -153,6 +125,15 @@ class Interceptor(grpc.aio.ServerInterceptor):
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(behaviour.stream, None, handler.response_serializer)
         return grpc.stream_unary_rpc_method_handler(behaviour.unary, None, handler.response_serializer)
+
+    async def _multiplexer(self, find: Find) -> Multiplexer:
+        """The handler of the stream that carries calls of other methods: each through a behaviour of its own."""
+        unary: dict[str, Callable[[object, Any], Awaitable[Message | None]]] = {}
+        for path in KINDS.values():
+            handler, kind = await find(_Details(path)), request_type(path)
+            if handler is not None and kind is not None:
+                unary[path] = _Behaviour(self, path, kind, handler).unary
+        return Multiplexer(unary)
 
     def is_internal(self, method: str) -> bool:
         return _service_of(method) in self._internal
@@ -239,11 +220,11 @@ class _Behaviour:
             record.fail(error)
             if isinstance(error, InternalError):
                 log.exception("call failed", extra=fields({"method": self._method}))
-            await _abort(context, error)
+            await abort(context, error)
         except Exception:
             record.outcome = InternalError.reason
             log.exception("call failed", extra=fields({"method": self._method}))
-            await _abort(context, InternalError("unexpected error"))
+            await abort(context, InternalError("unexpected error"))
         finally:
             self._reporter.report(record, context)
         return None  # Never reached: an abort raises.
@@ -266,12 +247,12 @@ class _Behaviour:
         return _Admitted(caller, tenant)
 
     async def _read(self, admitted: _Admitted, context: Context) -> Message:
-        """Reads and parses the request. Raises InvalidInput, DeadlinePassed if it does not arrive in time."""
-        try:
-            async with asyncio.timeout(REQUEST_SECONDS):
-                body: object = await context.read()
-        except TimeoutError:
-            raise DeadlinePassed(f"the request did not arrive within {REQUEST_SECONDS:g} s") from None
+        """Reads and parses the request. Raises InvalidInput; DeadlinePassed if it does not arrive in time; NoCapacity if much more
+        arrives than such a request has."""
+        if self._limit <= SMALL_REQUEST_BYTES:
+            body = await self._interceptor.arrivals.read(context, REQUEST_SECONDS)
+        else:
+            body = await _read_large(context)
         if not isinstance(body, bytes):  # the end
             raise InvalidInput("the call came without a request")
         enter_call(Call(self._method, REQUEST_ID.get(), admitted.tenant, body, admitted.caller))
@@ -302,18 +283,20 @@ class _Behaviour:
         return parse(self._kind, body, self._limit)
 
 
+async def _read_large(context: Context) -> object:
+    try:
+        async with asyncio.timeout(REQUEST_SECONDS):
+            return cast(object, await context.read())
+    except TimeoutError:
+        raise DeadlinePassed(f"the request did not arrive within {REQUEST_SECONDS:g} s") from None
+
+
 async def _write(context: Context, response: Message) -> None:
     """Writes a response, as fast as the client's flow-control windows allow. Raises CancelledError if the client is gone."""
     try:
         await context.write(response)
     except grpc.aio.InternalError:  # the client has gone; gRPC cancels the call's task only a little later
         raise asyncio.CancelledError from None
-
-
-async def _abort(context: Context, error: ShoalError) -> None:
-    status = to_status(error, REQUEST_ID.get())
-    trailing = ((REQUEST_ID_HEADER, REQUEST_ID.get()), (DETAILS_HEADER, status.details))
-    await context.abort(status.code, status.message, trailing)
 
 
 def _later(seconds: float, call: Callable[[], None]) -> None:

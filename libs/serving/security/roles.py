@@ -14,9 +14,11 @@ def _methods(service: str, *names: str) -> frozenset[str]:
     return frozenset(f"/{service}/{name}" for name in names)
 
 
-_USE: Final = _methods(
-    "shoal.v1.InferenceService", "Encode", "EncodeStream", "Score", "Extract", "ExtractStream", "Multiplex"
-) | _methods("shoal.v1.ModelService", "ListModels", "GetModel")
+_USE: Final = (
+    _methods("shoal.v1.InferenceService", "Encode", "EncodeStream", "Score", "Extract", "ExtractStream", "Multiplex")
+    | _methods("shoal.v1.ModelService", "ListModels", "GetModel")
+    | _methods("shoal.v1.CallerService", "GetCaller")
+)
 CHANGES: Final = _methods("shoal.v1.ModelService", "LoadModel", "EvictModel", "PinModel")
 """Methods that change where models are: each call is recorded in the audit log."""
 _LOOK: Final = _methods("shoal.v1.MeshService", "GetMesh", "WatchMesh", "ExplainPlacement")

@@ -5,7 +5,7 @@ A browser is asked by any page to send requests to any address, this machine's i
 - Host: a name that somebody else owns can be made to resolve to this machine (DNS rebinding), and the browser then takes the
   console for a part of that page. Addresses of this machine and the names that an operator lists are answered, no others.
 - The header x-shoal-console: no form and no link can send it, and a script of another page needs a permission (CORS) that the
-  edge never gives.
+  edge gives to listed origins only, whose requests the third check refuses.
 - Origin and Sec-Fetch-Site, where a browser sends them: the page's own. That is the Host's, unless an operator lists the origins
   under which browsers know the console, because a proxy before it has another name or another scheme.
 """
@@ -21,14 +21,15 @@ from services.edge.messages.base import Problem
 
 HEADER: Final = "x-shoal-console"
 _LOCAL: Final = "localhost"
+_HOST: Final = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^\[\]:]+?)\.?)(?::[0-9]*)?")
 _ORIGIN: Final = re.compile(r"(?P<scheme>https?)://(?P<name>[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)(?::(?P<port>[1-9][0-9]{0,4}))?")
 
 
 def check_host(headers: Mapping[str, str], names: Collection[str]) -> None:
     """Raises Problem (421) unless the request's Host is this machine's loopback or one of `names`."""
     given = headers.get("host", "")
-    host = _host_of(given)
-    if _is_local(host) or host in names:
+    host = host_of(given)
+    if is_local(host) or host in names:
         return
     text = (
         f"the console does not answer for the host {given[:100]!r}: open it as http://127.0.0.1, or add the name to "
@@ -50,7 +51,7 @@ def check_page(headers: Mapping[str, str], origins: Collection[str] = ()) -> Non
         raise Problem("PERMISSION_DENIED", "this request comes from another page than the console", field="origin")
     if origin is None or origin in origins:
         return
-    if not (_is_same(origin, host) and (not origins or _is_local(_host_of(host)))):
+    if not (is_same(origin, host) and (not origins or is_local(host_of(host)))):
         text = (
             f"this request comes from {origin[:100]!r}, another page than the console: if a proxy stands before it, list that in "
             "SHOAL_CONSOLE_ORIGINS"
@@ -73,24 +74,27 @@ def check_json(headers: Mapping[str, str]) -> None:
         raise Problem("UNSUPPORTED_MEDIA", "the content-type must be application/json", field="content-type")
 
 
-def _is_same(origin: str, host: str) -> bool:
+def is_same(origin: str, host: str) -> bool:
+    """Whether a page of this origin was served by this Host, over http or https."""
     scheme, separator, name = origin.partition("://")
     return bool(separator) and scheme in ("http", "https") and bool(host) and name.lower() == host.lower()
 
 
-def _host_of(given: str) -> str:
-    """Without the port; an address of IPv6 without its brackets."""
-    if given.startswith("["):
-        return given[1:].partition("]")[0].lower()
-    return given.partition(":")[0].lower().rstrip(".")
+def host_of(given: str) -> str:
+    """Returns a Host header without its port, an address of IPv6 without its brackets; empty if it is not a host."""
+    found = _HOST.fullmatch(given.lower())
+    return (found["address"] or found["name"]) if found is not None else ""
 
 
-def _is_local(host: str) -> bool:
-    return host == _LOCAL or host.endswith(f".{_LOCAL}") or _is_loopback(host)
+def is_local(host: str) -> bool:
+    """Whether a host is this machine's loopback, by name or address."""
+    return host == _LOCAL or host.endswith(f".{_LOCAL}") or (is_address(host) and ip_address(host).is_loopback)
 
 
-def _is_loopback(host: str) -> bool:
+def is_address(host: str) -> bool:
+    """Whether a host is an IP address, so that no resolver decides where it leads."""
     try:
-        return ip_address(host).is_loopback
+        ip_address(host)
     except ValueError:
         return False
+    return True

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
-from contextlib import aclosing, nullcontext, suppress
+from contextlib import aclosing, closing, nullcontext, suppress
 from typing import Any, Final, Literal
 
 import msgspec
@@ -27,12 +27,13 @@ from shoal.version import VERSION
 from libs.serving.calls.call import new_request_id
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
-from services.edge.asgi import Receive, Scope, Send, State
+from services.edge.asgi import Receive, Scope, Send, State, address_of
 from services.edge.console.access import check_host, check_json, check_page, name_of
 from services.edge.console.board import model_content
 from services.edge.console.files import ASSETS, PROTECTION, Files
 from services.edge.console.hub import Hub
 from services.edge.credentials import Trust, headers_of, metadata_of
+from services.edge.intake.reading import Intake
 from services.edge.messages.base import Answer, Problem, json_of, retry_headers
 from services.edge.routers import Routers
 
@@ -40,7 +41,6 @@ log = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 16 << 10
 """Of the body of an action."""
-BODY_SECONDS: Final = 10.0
 ACTION_SECONDS: Final = 600.0
 """How long a load may take before the page is told that it goes on by itself."""
 LOOK_SECONDS: Final = 10.0
@@ -74,6 +74,7 @@ class Console:
         hub: Hub | None = None,
         addresses: Collection[str] = (),
         guards_all: bool = False,
+        intake: Intake,
     ) -> None:
         self._application = application
         self._routers = routers
@@ -82,6 +83,7 @@ class Console:
         self._origins = frozenset(origins)
         self._trust = trust or Trust()
         self._guards_all = guards_all
+        self._intake = intake
         self._files = Files()
         self.hub = hub or Hub(routers.watch, routers.may_watch)
         self._about = {"version": VERSION, "routers": sorted(addresses), "digest": self._files.digest}
@@ -115,7 +117,7 @@ class Console:
             elif path == _EVENTS and method == "GET":
                 await self._stream(headers, send, connection)
             elif path == _ACT and method == "POST":
-                await self._send(send, route, await self._act(headers, receive, connection))
+                await self._send(send, route, await self._act(address_of(scope), headers, receive, connection))
             elif path.startswith(ASSETS):
                 raise Problem("NO_SUCH_ROUTE", "this file is of another version of the console: load the page again")
             else:
@@ -149,13 +151,17 @@ class Console:
             await send({"type": "http.response.body", "body": b"event: refused\ndata: " + told + b"\n\n", "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _act(self, headers: dict[str, str], receive: Receive, connection: Any) -> Answer:
+    async def _act(self, address: str, headers: dict[str, str], receive: Receive, connection: Any) -> Answer:
         """Raises Problem and ShoalError."""
         check_page(headers, self._origins)
         check_json(headers)
         metadata = self._metadata(headers, connection)
+        is_whole = connection is not None and connection.is_whole
+        with closing(self._intake.payer(address, metadata)) as payer:
+            body = await self._intake.body(receive, headers, payer, is_whole=is_whole, limit=MOST_BYTES)
+            await self._intake.admit(body, payer, is_msgpack=False)
         try:
-            action = msgspec.json.decode(await _body(receive), type=Action)
+            action = msgspec.json.decode(body, type=Action)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise Problem("INVALID_INPUT", str(error)) from None
         log.info("console action", extra=fields({"action": action.action, "model": action.model}))
@@ -250,24 +256,6 @@ def _problem(error: ShoalError) -> Problem:
     if error.code == "NOT_FOUND":
         problem.status = 404
     return problem
-
-
-async def _body(receive: Receive) -> bytes:
-    """Raises Problem."""
-    parts = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            while True:
-                event = await receive()
-                if event["type"] == "http.disconnect":
-                    raise asyncio.CancelledError
-                parts += event.get("body", b"")
-                if len(parts) > MOST_BYTES:
-                    raise Problem("TOO_LARGE", f"the body of an action has at most {MOST_BYTES:,} bytes")
-                if not event.get("more_body"):
-                    return bytes(parts)
-    except TimeoutError:
-        raise Problem("REQUEST_TIMEOUT", f"the request's body did not arrive within {BODY_SECONDS:g} s") from None
 
 
 def _listed(names: list[str]) -> str:

@@ -6,8 +6,8 @@ text with the mean of each label's examples; one that classifies by itself is gi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from shoal.v1 import models_pb2, tensor_pb2
 from services.edge.messages.base import (
     Answer,
     Dialect,
+    Fields,
     Problem,
     Question,
     Received,
@@ -26,7 +27,9 @@ from services.edge.messages.base import (
     item_fields,
     json_of,
     retry_headers,
+    single_field,
 )
+from services.edge.messages.limits import ITEMS, PARTS
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import PIECE_NUMBERS, Rows, dense_rows, listed, quantised, signed
 from services.edge.messages.reading import (
@@ -72,16 +75,16 @@ class CohereContent(msgspec.Struct, kw_only=True):
 class CohereInput(msgspec.Struct, kw_only=True):
     """Exactly one content."""
 
-    content: list[CohereContent]
+    content: Annotated[list[CohereContent], PARTS]
 
 
 class CohereEmbedRequest(msgspec.Struct, kw_only=True):
     """Of v1 and v2. One of `texts`, `images` and `inputs`."""
 
     model: str | None = None
-    texts: list[str] | None = None
-    images: list[str] | None = None
-    inputs: list[CohereInput] | None = None
+    texts: Annotated[list[str], ITEMS] | None = None
+    images: Annotated[list[str], ITEMS] | None = None
+    inputs: Annotated[list[CohereInput], ITEMS] | None = None
     input_type: str | None = None
     embedding_types: list[str] | None = None
     output_dimension: int | None = None
@@ -114,8 +117,8 @@ class CohereExample(msgspec.Struct, kw_only=True):
 class CohereClassifyRequest(msgspec.Struct, kw_only=True):
     """Without `examples` the labels are the model's own."""
 
-    inputs: list[str]
-    examples: list[CohereExample] | None = None
+    inputs: Annotated[list[str], ITEMS]
+    examples: Annotated[list[CohereExample], ITEMS] | None = None
     model: str | None = None
     preset: str | None = None
     truncate: str | None = None
@@ -218,7 +221,7 @@ def _embed(received: Received, version: str) -> Question:
 
         return Answer(b"".join(pieces()) if rows.size <= PIECE_NUMBERS else pieces())
 
-    renamed = (*fields, ("^dimensions", "output_dimension"), (r"^representations\[\d+\]", "model"))
+    renamed = {**fields, "dimensions": "output_dimension", "representations[]": "model"}
     return Question(ENCODE, message, answer, fields=renamed)
 
 
@@ -240,7 +243,7 @@ def _as(rows: Rows, kind: str) -> Rows:
     return signed(rows) if kind == "binary" else rows
 
 
-def _items(request: CohereEmbedRequest) -> tuple[list[pb.Item], Sequence[tuple[str, str]]]:
+def _items(request: CohereEmbedRequest) -> tuple[list[pb.Item], Fields]:
     given = [name for name in ("texts", "images", "inputs") if getattr(request, name) is not None]
     if len(given) != 1:
         raise invalid("exactly one of texts, images and inputs is required", given[1] if given else "texts")
@@ -363,7 +366,7 @@ class _Classifying:
             found = [{one.label: one.score for one in result.labels} for result in reply.results]
             return self._answer(found, reply.usage.input_tokens)
 
-        fields = (*item_fields("items", "inputs"), (r"classify\.labels\[\d+\]", "examples"), (r"classify\.labels", "examples"))
+        fields = {**item_fields("items", "inputs"), **single_field("classify.labels", "examples")}
         return Question(EXTRACT, message, answer, fields=fields, dialect=COHERE)
 
     def _answer(self, found: list[dict[str, float]], tokens: int) -> Answer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from shoal.transport.methods import EXTRACT, GET_MODEL
@@ -19,6 +19,7 @@ from services.edge.dialects import tei
 from services.edge.dialects.tei import TEI, Prediction, target_here, timed, truncation_said
 from services.edge.messages.base import (
     Answer,
+    Fields,
     Problem,
     Question,
     Received,
@@ -28,6 +29,7 @@ from services.edge.messages.base import (
     json_of,
     single_field,
 )
+from services.edge.messages.limits import LABELS, MAX_LABELS, too_many
 from services.edge.messages.reading import count_of, read, text_item
 
 Texts = str | list[str]
@@ -51,7 +53,7 @@ class TextClassificationRequest(msgspec.Struct, kw_only=True):
 class ZeroShotParameters(msgspec.Struct, kw_only=True):
     """`candidate_labels`: a list, or names with commas. `hypothesis_template` has `{}` where the label goes."""
 
-    candidate_labels: str | list[str]
+    candidate_labels: str | Annotated[list[str], LABELS]
     multi_label: bool | None = None
     hypothesis_template: str | None = None
 
@@ -77,7 +79,7 @@ class TokenClassificationParameters(msgspec.Struct, kw_only=True):
     aggregation_strategy: str | None = None
     ignore_labels: list[str] | None = None
     stride: int | None = None
-    labels: list[str] | None = None
+    labels: Annotated[list[str], LABELS] | None = None
 
 
 class TokenClassificationRequest(msgspec.Struct, kw_only=True):
@@ -131,6 +133,8 @@ def zero_shot(received: Received) -> Question:
     """Raises Problem."""
     request = read(ZeroShotRequest, received)
     given = request.parameters.candidate_labels
+    if isinstance(given, str) and given.count(",") >= MAX_LABELS:
+        raise too_many("parameters.candidate_labels", MAX_LABELS)
     labels = [label.strip() for label in given.split(",") if label.strip()] if isinstance(given, str) else given
     message = _extract(received, request.inputs, "predict")
     task = pb.ClassifyTask(
@@ -152,11 +156,11 @@ def zero_shot(received: Received) -> Question:
         ]
         return _told(content, reply, message)
 
-    fields = (
-        *_renamed(request.inputs),
-        (r"classify\.labels", "parameters.candidate_labels"),
-        (r"classify\.hypothesis", "parameters.hypothesis_template"),
-    )
+    fields = {
+        **_renamed(request.inputs),
+        "classify.labels": "parameters.candidate_labels",
+        "classify.hypothesis": "parameters.hypothesis_template",
+    }
     return Question(EXTRACT, message, answer, fields=fields, dialect=TEI)
 
 
@@ -187,7 +191,7 @@ def token_classification(received: Received) -> Question:
         ]
         return _told(found[0] if isinstance(request.inputs, str) else found, reply, message)
 
-    fields = (*_renamed(request.inputs), (r"entities\.labels", "parameters.labels"))
+    fields = {**_renamed(request.inputs), "entities.labels": "parameters.labels"}
     return Question(EXTRACT, message, answer, fields=fields, dialect=TEI)
 
 
@@ -257,7 +261,7 @@ def _extract(received: Received, given: Texts, default: str) -> pb.ExtractReques
     return pb.ExtractRequest(model=named.model, items=items, truncation=pb.TRUNCATION_END, adapter=named.adapter)
 
 
-def _renamed(given: Texts) -> tuple[tuple[str, str], ...]:
+def _renamed(given: Texts) -> Fields:
     return single_field("items", "inputs") if isinstance(given, str) else item_fields("items", "inputs")
 
 

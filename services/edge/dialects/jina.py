@@ -6,7 +6,7 @@ fields, too.
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from shoal.transport.methods import EXTRACT
@@ -15,15 +15,16 @@ from shoal.v1 import inference_pb2 as pb
 from services.edge.dialects import cohere, openai
 from services.edge.dialects.openai import OPENAI, EmbeddingsAnswer, EmbeddingsRequest, Part
 from services.edge.messages.base import Answer, Problem, Question, Received, Route, invalid, item_fields, json_of
+from services.edge.messages.limits import ITEMS, LABELS
 from services.edge.messages.reading import image_item, named_or_default, priority_of, read, text_item
 
 
 class JinaClassifyRequest(msgspec.Struct, kw_only=True):
     """`labels`: what to choose from; left out, the model's own. `classifier_id` is refused: no classifiers are kept here."""
 
-    input: list[str | Part]
+    input: Annotated[list[str | Part], ITEMS]
     model: str | None = None
-    labels: list[str] | None = None
+    labels: Annotated[list[str], LABELS] | None = None
     classifier_id: str | None = None
     # Ours.
     adapter: str | None = None
@@ -113,7 +114,7 @@ def _classify(received: Received) -> Question:
         usage = {"total_tokens": tokens, "prompt_tokens": tokens}
         return Answer(json_of({"object": "list", "model": name, "data": data, "usage": usage}))
 
-    fields = (*item_fields("items", "input"), (r"classify\.labels", "labels"))
+    fields = {**item_fields("items", "input"), "classify.labels": "labels"}
     return Question(EXTRACT, message, answer, fields=fields)
 
 

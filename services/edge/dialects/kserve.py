@@ -12,7 +12,7 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -23,7 +23,6 @@ from shoal.v1 import models_pb2
 from shoal.version import VERSION
 
 from services.edge.messages.base import (
-    QUERY_FIELD,
     Answer,
     Dialect,
     Problem,
@@ -35,6 +34,7 @@ from services.edge.messages.base import (
     json_of,
     retry_headers,
 )
+from services.edge.messages.limits import PARTS, check_items
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import PIECE_NUMBERS, Rows, decoded, dense_rows
 from services.edge.messages.reading import count_of, priority_of, read, role_of, target, text_item, truncation_of
@@ -86,7 +86,7 @@ class InTensor(msgspec.Struct, kw_only=True):
     """Texts: BYTES, flat or nested, in row-major order."""
 
     name: str
-    shape: list[int]
+    shape: Annotated[list[int], PARTS]
     datatype: str
     data: list[Any] | None = None
     parameters: TensorParameters | None = None
@@ -102,10 +102,10 @@ class OutWanted(msgspec.Struct, kw_only=True):
 class InferIn(msgspec.Struct, kw_only=True):
     """`POST /v2/models/{model}/infer`."""
 
-    inputs: list[InTensor]
+    inputs: Annotated[list[InTensor], PARTS]
     id: str | None = None
     parameters: InParameters | None = None
-    outputs: list[OutWanted] | None = None
+    outputs: Annotated[list[OutWanted], PARTS] | None = None
 
 
 class OutTensor(msgspec.Struct, kw_only=True):
@@ -289,7 +289,7 @@ class _Asking:
             scores = np.asarray(decoded(codec.score_result, reply).scores, np.float32)
             return self._told([("scores", scores, [len(scores)])], reply.model_revision)
 
-        return Question(SCORE, message, answer, fields=(*item_fields("documents", "documents"), QUERY_FIELD))
+        return Question(SCORE, message, answer, fields=item_fields("documents", "documents"))
 
     def _encode(self) -> Question:
         options, named = self._options, self._named
@@ -313,7 +313,7 @@ class _Asking:
         def answer(reply: pb.EncodeResponse) -> Answer:
             return self._told(list(_encoded(reply)), reply.model_revision)
 
-        return Question(ENCODE, message, answer, fields=(*item_fields("items", field), ("^dimensions", "parameters.dimensions")))
+        return Question(ENCODE, message, answer, fields={**item_fields("items", field), "dimensions": "parameters.dimensions"})
 
     def _extract(self, tasks: set[Any]) -> Question:
         options, named = self._options, self._named
@@ -341,8 +341,9 @@ class _Asking:
         def answer(reply: pb.ExtractResponse) -> Answer:
             return self._told(list(_found(kind or "", reply)), reply.model_revision)
 
-        fields = (*item_fields("items", field), (r"^(?:entities|classify|relations)\.labels", "labels"))
-        return Question(EXTRACT, message, answer, fields=(*fields, (r"^relations\.entity_labels", "entity_labels")))
+        names = dict.fromkeys(("entities.labels", "classify.labels", "relations.labels"), "labels")
+        fields = {**item_fields("items", field), **names, "relations.entity_labels": "entity_labels"}
+        return Question(EXTRACT, message, answer, fields=fields)
 
     def _told(self, tensors: list[Tensor], revision: str) -> Answer:
         """Those that were asked for, in the order of the question."""
@@ -506,16 +507,21 @@ def _named(received: Received) -> tuple[str, Target]:
     return name, target(received, wanted)
 
 
+def head_of(received: Received) -> bytes:
+    """The JSON of a body, behind which tensors may follow as bytes. Raises Problem."""
+    length = received.json_length
+    if not length:
+        return received.body
+    if not (length.isascii() and length.isdigit()) or len(length) > 12 or int(length) > len(received.body):
+        raise invalid("the header inference-header-content-length must be the bytes of the JSON in the body", "inputs")
+    return received.body[: int(length)]
+
+
 def _inputs(received: Received) -> tuple[InferIn, dict[str, Texts]]:
     """The request, and its texts by the names of their tensors. Raises Problem."""
-    raw = b""
-    if received.json_length:
-        length = received.json_length
-        if not (length.isascii() and length.isdigit()) or len(length) > 12 or int(length) > len(received.body):
-            raise invalid("the header inference-header-content-length must be the bytes of the JSON in the body", "inputs")
-        raw = received.body[int(length) :]
-        received = received.with_body(received.body[: int(length)])
-    request = read(InferIn, received)
+    head = head_of(received)
+    raw = received.body[len(head) :]
+    request = read(InferIn, received.with_body(head))
     tensors: dict[str, Texts] = {}
     at = 0
     for index, tensor in enumerate(request.inputs):
@@ -553,6 +559,7 @@ def _unpacked(raw: bytes, field: str) -> Texts:
             texts.append(raw[end : end + size].decode())
         except UnicodeDecodeError:
             raise invalid(f"{field}[{len(texts)}] is not UTF-8", field) from None
+        check_items(texts, field)
         at = end + size
     return texts
 
@@ -569,6 +576,7 @@ def _flat(data: list[Any], field: str) -> Texts:
             if not isinstance(one, str):
                 raise invalid(f"{field}.data must be texts", f"{field}.data")
             texts.append(one)
+            check_items(texts, f"{field}.data")
         else:
             waiting.pop()
     return texts
@@ -581,5 +589,7 @@ _GETS: Final[tuple[tuple[str, Callable[[Received], Question | Answer], str, type
 )
 ROUTES: Final = (
     *(Route("GET", path, KSERVE, ask, summary, answer=answer) for path, ask, summary, answer in _GETS),
-    Route("POST", "/v2/models/{model}/infer", KSERVE, infer, "Runs a model over tensors of text", InferIn, InferOut),
+    Route(
+        "POST", "/v2/models/{model}/infer", KSERVE, infer, "Runs a model over tensors of text", InferIn, InferOut, decoded=head_of
+    ),
 )

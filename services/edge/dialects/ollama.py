@@ -7,7 +7,7 @@ Names may end in `:latest`, which is left away. Ollama's wire cannot say on whic
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from shoal.transport.methods import ENCODE, GET_MODEL, LIST_MODELS
@@ -29,6 +29,7 @@ from services.edge.messages.base import (
     retry_headers,
     single_field,
 )
+from services.edge.messages.limits import ITEMS
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import dense_rows, joined, per_piece
 from services.edge.messages.reading import count_of, read, role_of, target, text_item, truncation_of
@@ -61,7 +62,7 @@ class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
     """`input` empty: nothing is encoded, and the answer says whether the model is known."""
 
     model: str
-    input: str | list[str] = ""
+    input: str | Annotated[list[str], ITEMS] = ""
     truncate: bool | None = None
     dimensions: int | None = None
 
@@ -294,13 +295,7 @@ def pull(received: Received) -> Question:
         done = json_of({"status": "success"})
         return Answer(done + b"\n", media_type=NDJSON) if is_streamed else Answer(done)
 
-    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer, otherwise=_not_pulled)
-
-
-def _not_pulled(problem: Problem) -> None:
-    """Says how a model that no worker knows is fetched; nothing else is asked."""
-    if problem.reason == "MODEL_NOT_FOUND":
-        problem.message += ": the mesh's stores are asked for a model at its first request, such as POST /api/embed"
+    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
 
 
 def version(received: Received) -> Answer:

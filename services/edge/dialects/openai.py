@@ -17,6 +17,7 @@ from shoal.v1 import tensor_pb2
 from services.edge.messages.base import (
     Answer,
     Dialect,
+    Fields,
     Problem,
     Question,
     Received,
@@ -27,6 +28,7 @@ from services.edge.messages.base import (
     retry_headers,
     single_field,
 )
+from services.edge.messages.limits import check_items
 from services.edge.messages.numbers import (
     PIECE_NUMBERS,
     Rows,
@@ -209,7 +211,7 @@ def question_of(request: EmbeddingsRequest, received: Received) -> Question:
     if request.return_multivector:
         return _token_vectors(request, message, types, fields)
     write = _writer([kind for kind, _ in types], is_base64=is_base64)
-    return Question(ENCODE, message, _answer(request.model, write), fields=(*fields, ("^dimensions", dimensions_field)))
+    return Question(ENCODE, message, _answer(request.model, write), fields={**fields, "dimensions": dimensions_field})
 
 
 def _refuse_unsupported(request: EmbeddingsRequest) -> None:
@@ -275,12 +277,13 @@ def _stored(kind: str, field: str) -> tensor_pb2.DataType:
     return _STORED[kind]
 
 
-def _items(given: Input, vocabulary: Vocabulary | None) -> tuple[list[pb.Item], Sequence[tuple[str, str]]]:
+def _items(given: Input, vocabulary: Vocabulary | None) -> tuple[list[pb.Item], Fields]:
     """The items, and what the caller calls their fields."""
     if isinstance(given, str):
         return [text_item(given, "input")], single_field("items", "input")
     if vocabulary is not None and given and all(isinstance(one, int) for one in given):
         return [_item(cast("list[int]", given), "input", vocabulary)], single_field("items", "input")
+    check_items(given, "input")
     return [_item(one, f"input[{index}]", vocabulary) for index, one in enumerate(given)], item_fields("items", "input")
 
 
@@ -344,7 +347,7 @@ def _answer(model: str, write: Write) -> Callable[[pb.EncodeResponse], Answer]:
 
 
 def _token_vectors(
-    request: EmbeddingsRequest, message: pb.EncodeRequest, types: Sequence[tuple[str, str]], fields: Sequence[tuple[str, str]]
+    request: EmbeddingsRequest, message: pb.EncodeRequest, types: Sequence[tuple[str, str]], fields: Fields
 ) -> Question:
     """Jina's `return_multivector`: a vector a token."""
     if len(types) > 1:
@@ -371,7 +374,7 @@ def _token_vectors(
         is_small = sum(rows.size for rows in items) <= PIECE_NUMBERS
         return Answer(b"".join(pieces()) if is_small else pieces())
 
-    asked = ((r"^representations\[\d+\]", "return_multivector"), *fields)
+    asked = {**fields, "representations[]": "return_multivector"}
     return Question(ENCODE, message, answer, fields=asked)
 
 

@@ -9,7 +9,7 @@ TEI's form of the same path has `texts` instead of `documents` (tei.py). Scores 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -20,7 +20,8 @@ from shoal.v1 import inference_pb2 as pb
 from services.edge.dialects.openai import OPENAI
 from services.edge.dialects.tei import TEI, has_texts
 from services.edge.dialects.tei import rerank as rerank_texts
-from services.edge.messages.base import QUERY_FIELD, Answer, Problem, Question, Received, Route, invalid, item_fields, json_of
+from services.edge.messages.base import Answer, Fields, Problem, Question, Received, Route, invalid, item_fields, json_of
+from services.edge.messages.limits import ITEMS, PARTS
 from services.edge.messages.numbers import decoded
 from services.edge.messages.reading import named_or_default, priority_of, read, text_item, truncation_of
 
@@ -32,12 +33,12 @@ class RerankRequest(msgspec.Struct, kw_only=True):
     """The union of Cohere's, Jina's, Voyage's, vLLM's and Infinity's fields, and ours. Others are ignored."""
 
     query: str
-    documents: list[str | dict[str, Any]]
+    documents: Annotated[list[str | dict[str, Any]], ITEMS]
     model: str | None = None
     top_n: int | None = None
     return_documents: bool | None = None
     # Cohere.
-    rank_fields: list[str] | None = None
+    rank_fields: Annotated[list[str], PARTS] | None = None
     # Voyage.
     top_k: int | msgspec.UnsetType | None = msgspec.UNSET
     truncation: bool | str | msgspec.UnsetType | None = msgspec.UNSET
@@ -104,6 +105,8 @@ def question_of(request: RerankRequest, received: Received) -> Question:
     named = named_or_default(received, request.model, DEFAULT_NAME)
     if request.truncate_prompt_tokens not in (None, -1):
         raise invalid("truncate_prompt_tokens must be -1, the model's own limit, or be left out", "truncate_prompt_tokens")
+    if len(set(request.rank_fields or ())) != len(request.rank_fields or ()):
+        raise invalid("rank_fields names a field twice", "rank_fields")
     texts = [_text(document, f"documents[{index}]", request.rank_fields) for index, document in enumerate(request.documents)]
     cut = request.truncate if isinstance(request.truncation, msgspec.UnsetType) else request.truncation
     message = pb.ScoreRequest(
@@ -125,13 +128,13 @@ def question_of(request: RerankRequest, received: Received) -> Question:
         results = _results(reply, texts if request.return_documents else None, squash=squash, plain=is_plain)
         return Answer(json_of(write(name, results, reply.usage.input_tokens, received.request_id)))
 
-    fields = (*item_fields("documents", "documents"), QUERY_FIELD)
+    fields = item_fields("documents", "documents")
     if request.raw_scores is True:
-        return Question(SCORE, message, answer, fields=(*fields, ("^scale", "raw_scores")))
+        return Question(SCORE, message, answer, fields={**fields, "scale": "raw_scores"})
     return probable(message, answer, fields)
 
 
-def probable(message: pb.ScoreRequest, answer: Callable[..., Answer], fields: tuple[tuple[str, str], ...]) -> Question:
+def probable(message: pb.ScoreRequest, answer: Callable[..., Answer], fields: Fields) -> Question:
     """Asks for probabilities, and of a model that has none for its own scores, to be squashed."""
 
     def otherwise(problem: Problem) -> Question | None:

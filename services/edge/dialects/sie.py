@@ -32,6 +32,7 @@ from services.edge.messages.base import (
     json_of,
     retry_headers,
 )
+from services.edge.messages.limits import ITEMS, LABELS, PARTS
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import PIECE_NUMBERS, Rows, decoded, dense_rows
 from services.edge.messages.reading import count_of, priority_of, read, target, text_item
@@ -107,7 +108,7 @@ class ItemIn(msgspec.Struct, kw_only=True):
 
     text: str | None = None
     id: Id | None = None
-    images: list[Picture] | None = None
+    images: Annotated[list[Picture], PARTS] | None = None
     audio: Any = None
     video: Any = None
     document: DocumentIn | bytes | None = None
@@ -120,7 +121,7 @@ class Options(msgspec.Struct, kw_only=True):
     normalize: bool | None = None
     lora_id: str | None = None
     threshold: float | None = None
-    relation_labels: list[str] | None = None
+    relation_labels: Annotated[list[str], LABELS] | None = None
     classification_type: str | None = None
     task: Literal["entities", "classify", "relations", "regions", "structure", "text"] | None = None
     """Ours: what is meant where a model can do several things."""
@@ -143,7 +144,7 @@ class Params(msgspec.Struct, kw_only=True):
     output_types: list[str] | None = None
     output_dtype: str | None = None
     instruction: str | None = None
-    labels: list[str] | None = None
+    labels: Annotated[list[str], LABELS] | None = None
     output_schema: dict[str, Any] | None = None
     """What to find, in the gliner2 package's form; SIE leaves the form open."""
     options: Options | None = None
@@ -152,7 +153,7 @@ class Params(msgspec.Struct, kw_only=True):
 class EncodeIn(msgspec.Struct, kw_only=True):
     """`POST /v1/encode/{model}`."""
 
-    items: list[ItemIn]
+    items: Annotated[list[ItemIn], ITEMS]
     params: Params | None = None
     # Ours.
     pool: str | None = None
@@ -163,7 +164,7 @@ class ScoreIn(msgspec.Struct, kw_only=True):
     """`POST /v1/score/{model}`."""
 
     query: ItemIn
-    items: list[ItemIn]
+    items: Annotated[list[ItemIn], ITEMS]
     instruction: str | None = None
     options: Options | None = None
     # Ours.
@@ -174,7 +175,7 @@ class ScoreIn(msgspec.Struct, kw_only=True):
 class ExtractIn(msgspec.Struct, kw_only=True):
     """`POST /v1/extract/{model}`."""
 
-    items: list[ItemIn]
+    items: Annotated[list[ItemIn], ITEMS]
     params: Params | None = None
     # Ours.
     pool: str | None = None
@@ -220,6 +221,8 @@ _TASKS: Final = {
 }
 _FINDS: Final = frozenset(_TASKS.values()) - {models_pb2.TASK_TEXT}
 """Tasks of Extract that find something, which is meant before reading where a model can do both."""
+_DOCUMENTS: Final = {"items[].parts[].document": "items[].document"}
+"""What callers call the document of an item."""
 _OVERFLOW: Final = {"truncate": pb.TRUNCATION_END, "error": pb.TRUNCATION_NONE}
 _WRONG_OPTIONS: Final = ("pooling", "query_template", "doc_template", "max_seq_length", "muvera", "smve")
 
@@ -257,7 +260,7 @@ def encode(received: Received) -> Question:
         items = (_with_id(one, row) for one, row in zip(request.items, rows, strict=True))
         return _written(received, {"model": received.model}, items, reply, _numbers(reply))
 
-    return Question(ENCODE, message, answer, fields=_renamed("items"))
+    return Question(ENCODE, message, answer, fields=_DOCUMENTS)
 
 
 def score(received: Received) -> Question:
@@ -284,7 +287,7 @@ def score(received: Received) -> Question:
         ]
         return _whole(received, {"model": received.model, "scores": scores}, reply)
 
-    return Question(SCORE, message, answer, fields=_renamed("documents"))
+    return Question(SCORE, message, answer, fields={"documents": "items", "documents[].parts[].document": "items[].document"})
 
 
 def extract(received: Received) -> Question:
@@ -323,11 +326,8 @@ def _extract(received: Received, request: ExtractIn, named: Target, tasks: list[
         items = [_with_id(one, _extraction(result)) for one, result in zip(request.items, reply.results, strict=True)]
         return _whole(received, {"model": received.model, "items": items}, reply)
 
-    fields = (
-        *_renamed("items"),
-        (r"^(?:entities|classify|relations|regions)\.(?:entity_)?labels", "params.labels"),
-        (r"^structure\b", "params.output_schema"),
-    )
+    labels = ("entities.labels", "classify.labels", "relations.labels", "relations.entity_labels", "regions.labels")
+    fields = {**dict.fromkeys(labels, "params.labels"), "structure": "params.output_schema", **_DOCUMENTS}
     return Question(EXTRACT, message, answer, fields=fields)
 
 
@@ -464,15 +464,6 @@ def _document(document: DocumentIn | bytes, field: str) -> pb.Document:
         first_page=document.first_page,
         last_page=document.last_page,
         dots_per_inch=document.dots_per_inch,
-    )
-
-
-def _renamed(name: str) -> tuple[tuple[str, str], ...]:
-    """SIE calls the documents of Score items, too."""
-    return (
-        (rf"{name}\[(\d+)\]\.parts\[0\]\.document", r"items[\1].document"),
-        (rf"{name}\[(\d+)\]", r"items[\1]"),
-        (rf"^{name}", "items"),
     )
 
 

@@ -7,7 +7,7 @@ alias, `embed`, `rerank` or `predict`, for the bare paths.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -18,9 +18,9 @@ from shoal.v1 import models_pb2
 
 from services.edge.dialects import openai
 from services.edge.messages.base import (
-    QUERY_FIELD,
     Answer,
     Dialect,
+    Fields,
     Headers,
     Problem,
     Question,
@@ -32,6 +32,7 @@ from services.edge.messages.base import (
     retry_headers,
     single_field,
 )
+from services.edge.messages.limits import ITEMS
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import decoded, dense_rows, joined, per_piece
 from services.edge.messages.reading import count_of, named_or_default, read, role_of, text_item, truncation_of
@@ -69,7 +70,7 @@ def error(problem: Problem) -> Answer:
 
 
 TEI: Final = Dialect("tei", error)
-Inputs = str | list[str | int | list[int]]
+Inputs = str | Annotated[list[str | int | list[int]], ITEMS]
 
 
 class EmbedRequest(msgspec.Struct, kw_only=True):
@@ -88,7 +89,7 @@ class RankRequest(msgspec.Struct, kw_only=True):
     """TEI's form of reranking."""
 
     query: str
-    texts: list[str]
+    texts: Annotated[list[str], ITEMS]
     truncate: bool | None = None
     truncation_direction: str | None = None
     raw_scores: bool = False
@@ -108,7 +109,7 @@ class Parameters(msgspec.Struct, kw_only=True):
 class PredictRequest(msgspec.Struct, kw_only=True):
     """A flat list of two texts is a pair; a batch is a list of lists of one or two."""
 
-    inputs: str | list[str | list[str]]
+    inputs: str | Annotated[list[str | list[str]], ITEMS]
     truncate: bool | None = None
     truncation_direction: str | None = None
     raw_scores: bool = False
@@ -119,7 +120,7 @@ class Sentences(msgspec.Struct, kw_only=True):
     """One text and those that it is compared with."""
 
     source_sentence: str
-    sentences: list[str]
+    sentences: Annotated[list[str], ITEMS]
 
 
 class SimilarityRequest(msgspec.Struct, kw_only=True):
@@ -250,7 +251,7 @@ def rerank(received: Received) -> Question:
                 rank["text"] = request.texts[rank["index"]]
         return Answer(json_of(ranks), headers=timed(reply.timings, reply.usage, message))
 
-    fields = (*item_fields("documents", "texts"), QUERY_FIELD)
+    fields = item_fields("documents", "texts")
     return Question(SCORE, message, answer, fields=fields, dialect=TEI)
 
 
@@ -311,7 +312,7 @@ def similarity(received: Received) -> Question:
         cosines = np.ascontiguousarray(rows[1:] @ rows[0], np.float32)
         return Answer(json_of(cosines), headers=timed(reply.timings, reply.usage, message))
 
-    fields = ((r"items\[0\](?:\.text)?", "inputs.source_sentence"), (r"items\[\d+\](?:\.text)?", "inputs.sentences"))
+    fields = dict.fromkeys(("items[].text", "items[]"), lambda index: "inputs.sentences" if index else "inputs.source_sentence")
     return Question(ENCODE, message, answer, fields=fields, dialect=TEI)
 
 
@@ -348,12 +349,13 @@ def info(received: Received) -> Question:
 
 def embeddings(received: Received) -> Question:
     """OpenAI's form, with the model of the path whatever the body says, as TEI does."""
+    form = msgspec.msgpack if received.is_msgpack else msgspec.json
     try:
-        body = msgspec.json.decode(received.body, type=dict[str, msgspec.Raw])
+        body = form.decode(received.body, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return openai.embeddings(received)  # it says what is wrong
-    body["model"] = msgspec.Raw(json_of(received.model))
-    return openai.embeddings(received.with_body(msgspec.json.encode(body)))
+    body["model"] = msgspec.Raw(form.encode(received.model))
+    return openai.embeddings(received.with_body(form.encode(body)))
 
 
 def tokens(received: Received) -> Question:
@@ -378,9 +380,7 @@ def target_here(received: Received, default: str) -> Target:
     return named_or_default(received, received.model, default)
 
 
-def _encode(
-    received: Received, request: EmbedRequest, form: pb.Representation
-) -> tuple[pb.EncodeRequest, tuple[tuple[str, str], ...]]:
+def _encode(received: Received, request: EmbedRequest, form: pb.Representation) -> tuple[pb.EncodeRequest, Fields]:
     named = target_here(received, "embed")
     given = request.inputs
     texts = [given] if isinstance(given, str) else given
@@ -441,7 +441,7 @@ def _pairs(named: Target, pairs: list[list[str]], truncation: pb.Truncation, is_
         found = [[{"score": score, "label": "LABEL_0"}] for score in scores]
         return Answer(json_of(found if is_batch else found[0]), headers=timed(reply.timings, reply.usage, message))
 
-    return Question(SCORE, message, answer, fields=((r"documents(?:\[\d+\])?(?:\.text)?", "inputs"),), dialect=TEI)
+    return Question(SCORE, message, answer, fields=single_field("documents", "inputs"), dialect=TEI)
 
 
 def timed(timings: pb.Timings, usage: pb.Usage, message: pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest) -> Headers:

@@ -18,7 +18,7 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from services.edge.dialects.tei import VERSION
-from services.edge.messages.base import QUERY_FIELD, Answer, Problem, Question, Received, invalid
+from services.edge.messages.base import Answer, Problem, Question, Received, invalid, item_fields, single_field
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import decoded, dense_rows
 from services.edge.messages.reading import named_or_default, role_of, text_item
@@ -50,8 +50,7 @@ CODES: Final = {
 """The gRPC status of a reason; INTERNAL for those that are not here."""
 Ask = Callable[[Sequence[Any], Received], Question]
 """The question for messages that agree. The pieces of its Answer's body are their answers, serialised, in order."""
-Fields = tuple[tuple[str, str], ...]
-_TEXT: Final[Fields] = ((r"items\[\d+\](?:\.text)?", "inputs"), ("^items", "inputs"))
+_TEXT: Final = single_field("items", "inputs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +154,7 @@ def predict_pair(requests: Sequence[Any], received: Received) -> Question:
         metadata = _metadata(reply, sum(map(len, request.inputs)), reply.usage.input_tokens)
         return _replies([tei_pb2.PredictResponse(predictions=[prediction], metadata=metadata)])
 
-    fields = ((r"documents(?:\[\d+\])?(?:\.text)?", "inputs"), (r"query(?:\.text)?", "inputs"))
+    fields = {**single_field("documents", "inputs"), "query.text": "inputs", "query": "inputs"}
     return Question(SCORE, message, answer, fields=fields)
 
 
@@ -184,7 +183,7 @@ def rerank(requests: Sequence[Any], received: Received) -> Question:
         metadata = _metadata(reply, characters, reply.usage.input_tokens)
         return _replies([tei_pb2.RerankResponse(ranks=ranks, metadata=metadata)])
 
-    fields = ((r"documents\[(\d+)\](?:\.text)?", r"texts[\1]"), ("^documents", "texts"), QUERY_FIELD)
+    fields = item_fields("documents", "texts")
     return Question(SCORE, message, answer, fields=fields)
 
 

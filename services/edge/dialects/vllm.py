@@ -8,7 +8,7 @@ the activation that its files name, a sigmoid where they name none. `created` is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from services.edge.dialects import openai
 from services.edge.messages.base import (
     Answer,
     Dialect,
+    Fields,
     Problem,
     Question,
     Received,
@@ -30,6 +31,7 @@ from services.edge.messages.base import (
     json_of,
     single_field,
 )
+from services.edge.messages.limits import ITEMS, LABELS
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import Rows, base64_of, decoded, dense_rows, joined, per_piece
 from services.edge.messages.reading import count_of, named_or_default, priority_of, read, role_of, text_item, truncation_of
@@ -38,8 +40,7 @@ VLLM: Final = Dialect("vllm", openai.error)
 MOST_QUERIES: Final = 64
 """Different first texts of one request: each is a call of its own, one after the other."""
 
-Fields = Sequence[tuple[str, str]]
-Texts = str | list[str]
+Texts = str | Annotated[list[str], ITEMS]
 _PAIRS: Final = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
 """How versions of vLLM call the two sides."""
 
@@ -79,7 +80,7 @@ class LabelsIn(msgspec.Struct, kw_only=True):
     # Infinity.
     raw_scores: bool | msgspec.UnsetType | None = msgspec.UNSET
     # Ours.
-    labels: list[str] | None = None
+    labels: Annotated[list[str], LABELS] | None = None
     adapter: str | None = None
     pool: str | None = None
     priority: str | int | None = None
@@ -88,7 +89,7 @@ class LabelsIn(msgspec.Struct, kw_only=True):
 class PoolingIn(msgspec.Struct, kw_only=True):
     """`task`: embed, token_embed or classify; left out: what the model is for."""
 
-    input: str | list[str | int | list[int]]
+    input: str | Annotated[list[str | int | list[int]], ITEMS]
     model: str | None = None
     task: str | None = None
     encoding_format: str | None = None
@@ -209,8 +210,8 @@ def score(received: Received) -> Question:
             return Answer(json_of(_told(received, "score", request.model, named, data, used)))
 
         # With several queries the router's indices are those of a part of the caller's list.
-        fields: Fields = item_fields("documents", right) if len(groups) == 1 else ((r"documents\[\d+\](?:\.text)?", right),)
-        return Question(SCORE, message, answer, fields=(*fields, (r"query(?:\.text)?", left)))
+        fields = item_fields("documents", right) if len(groups) == 1 else single_field("documents", right)
+        return Question(SCORE, message, answer, fields={**fields, "query.text": left, "query": left})
 
     return ask(0, 0)
 
@@ -241,7 +242,7 @@ def classify(received: Received) -> Question:
             data.append({"index": index, "label": best, "probs": probs, "num_classes": len(probs)})
         return Answer(json_of(_told(received, "classify", request.model, named, data, reply.usage.input_tokens)))
 
-    return Question(EXTRACT, message, answer, fields=(*fields, (r"classify\.labels", "labels")))
+    return Question(EXTRACT, message, answer, fields={**fields, "classify.labels": "labels"})
 
 
 def pooling(received: Received) -> Question:

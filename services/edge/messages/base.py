@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,6 +56,16 @@ _OF_CODE: Final[Mapping[str, int]] = MappingProxyType(
     {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 429, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504}
 )
 """For reasons that only a newer router knows, by their gRPC status."""
+Fields = Mapping[str, str | Callable[[int], str]]
+"""What a caller calls our fields. A key is a path of ours, `items[].text`; each `[]` of its value is replaced by the index in the
+same place. A function is called with the last index. A key that ends with `.*` includes all paths below it; of another key's match,
+the rest of the path is kept. A key of one word is replaced only where a text begins with it."""
+MAX_MESSAGE_CHARACTERS: Final = 4096
+"""Of an error's message; the rest is cut off."""
+_PATH: Final = re.compile(r"(?<![\w.])[a-z_]+(?:\.[a-z_]+|\[\d+\])*(?!\w)")
+_STEP: Final = re.compile(r"\.?[a-z_]+|\[\d+\]")
+_MAX_STEPS: Final = 8
+"""Of a path, in the longest key."""
 DEFAULT_RETRY_SECONDS: Final = 1.0
 """For 429 and 503 where the router has named no time."""
 
@@ -78,6 +89,8 @@ class Problem(Exception):
         status: int = 0,
         allow: str = "",
     ) -> None:
+        if len(message) > MAX_MESSAGE_CHARACTERS:
+            message = message[:MAX_MESSAGE_CHARACTERS] + "…"
         super().__init__(message)
         self.reason = reason
         self.message = message
@@ -145,13 +158,12 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Question:
     """A call of the mesh. `answer`: makes a response of its reply, or the next question. `fields`: what the caller calls our
-    fields: pairs of a regular expression and its replacement, the longest first. `otherwise`: what to ask
-    instead after a failure, None: nothing."""
+    fields. `otherwise`: what to ask instead after a failure, None: nothing."""
 
     method: Method[Any, Any]
     message: Message
     answer: Callable[[Any], Answer | Question]
-    fields: Sequence[tuple[str, str]] = ()
+    fields: Fields = dataclasses.field(default_factory=dict)
     otherwise: Callable[[Problem], Question | None] = lambda problem: None
     dialect: Dialect | None = None
     """Whose errors its failures are, where that follows only from the body; else the route's."""
@@ -175,17 +187,38 @@ class Stream:
     is_last: Callable[[Any], bool]
     fail: Callable[[Problem], bytes]
     media_type: bytes
-    fields: Sequence[tuple[str, str]] = ()
+    fields: Fields = dataclasses.field(default_factory=dict)
 
     def renamed(self, text: str) -> str:
         """As of Question."""
         return _renamed(self.fields, text)
 
 
-def _renamed(fields: Sequence[tuple[str, str]], text: str) -> str:
-    for ours, theirs in fields:
-        text = re.sub(rf"(?<![\w.]){ours}(?![\w])", theirs, text)
-    return text
+def _renamed(fields: Fields, text: str) -> str:
+    return _PATH.sub(lambda found: _name_of(fields, found), text[: MAX_MESSAGE_CHARACTERS + 1])
+
+
+def _name_of(fields: Fields, found: re.Match[str]) -> str:
+    """What the caller calls a path of ours, or the path itself."""
+    path = found[0]
+    steps = _STEP.findall(path)
+    if len(steps) == 1 and found.start():
+        return path  # a word in a sentence
+    for count in range(min(len(steps), _MAX_STEPS), 0, -1):
+        key = "".join("[]" if step[0] == "[" else step for step in steps[:count])
+        rest = "".join(steps[count:])
+        for name in (key, f"{key}.*"):
+            if name in fields:
+                return _filled(fields[name], [step[1:-1] for step in steps[:count] if step[0] == "["]) + rest * (name == key)
+    return path
+
+
+def _filled(name: str | Callable[[int], str], indices: Sequence[str]) -> str:
+    if not isinstance(name, str):
+        return name(int(indices[-1]))
+    for index in indices:
+        name = name.replace("[]", f"[{index}]", 1)
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +246,8 @@ class Route:
     body: Any = None
     answer: Any = None
     along: bytes = b""
+    decoded: Callable[[Received], bytes] = lambda received: received.body
+    """The part of a body that is decoded: JSON or MessagePack."""
 
 
 def json_of(content: object) -> bytes:
@@ -237,23 +272,20 @@ def retry_headers(problem: Problem) -> Headers:
     return tuple(headers)
 
 
-_CONTENT: Final = r"(?:\.parts\[0\])?\.(?:text|image|document)(?:\.data)?"
+_CONTENTS: Final = tuple(
+    f"{part}.{kind}{data}"
+    for part in ("", ".parts[]")
+    for kind, data in (("text", ""), ("image", ""), ("image", ".data"), ("document", ""), ("document", ".data"))
+)
 """Where an item's one text or file is."""
 
 
-QUERY_FIELD: Final = (rf"query{_CONTENT}", "query")
-"""Renames the query of Score."""
+def item_fields(field: str, given: str, suffix: str = "") -> Fields:
+    """Renames the items of a request, `items[3].text`, to `given[3]` and what follows there, and a query's text to `query`."""
+    content = {f"{field}[]{content}": f"{given}[]{suffix}" for content in _CONTENTS}
+    return {**content, f"{field}[]": f"{given}[]", field: given, **{f"query{content}": "query" for content in _CONTENTS}}
 
 
-def item_fields(field: str, given: str, suffix: str = "") -> tuple[tuple[str, str], ...]:
-    """Renames the items of a request, `items[3].text`, to `given[3]` and what follows there."""
-    return (
-        (rf"{field}\[(\d+)\]{_CONTENT}", rf"{given}[\1]{suffix}"),
-        (rf"{field}\[(\d+)\]", rf"{given}[\1]"),
-        (f"^{field}", given),
-    )
-
-
-def single_field(field: str, given: str) -> tuple[tuple[str, str], ...]:
+def single_field(field: str, given: str) -> Fields:
     """The same where the caller gave one text instead of a list."""
-    return ((rf"{field}\[0\](?:{_CONTENT})?", given), (f"^{field}", given))
+    return dict.fromkeys((*(f"{field}[]{content}" for content in _CONTENTS), f"{field}[]", field), given)

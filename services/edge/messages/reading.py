@@ -14,10 +14,12 @@ from shoal.requests.uris import file_item, file_part
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.messages.base import Problem, Received, invalid
+from services.edge.messages.limits import too_many
 from services.edge.messages.names import Role, Target
 
 S = TypeVar("S", bound=msgspec.Struct)
 _AT: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_LONGEST: Final = re.compile(r"Expected `array` of length <= (\d+)")
 _FIELD: Final = re.compile(r"field `([^`]+)`")
 
 
@@ -48,6 +50,8 @@ def _misfit(text: str) -> Problem:
     found = _AT.search(text)
     parent = found[1] if found else ""
     message = text[: found.start()] if found else text
+    if longest := _LONGEST.fullmatch(message):
+        return too_many(parent, int(longest[1]))
     missing = _FIELD.search(message)
     if missing and "missing" in message:
         path = f"{parent}.{missing[1]}" if parent else missing[1]

@@ -12,24 +12,30 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar, cast
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from shoal.errors import ShoalError
+from shoal.transport.wire import Metadata
 
-from libs.errors import InvalidInput, NoCapacity
+from libs.errors import DeadlinePassed, InvalidInput, NoCapacity
 from libs.serving import Security
+from libs.serving.calls.arrivals import Arrivals
+from libs.serving.calls.bounds import Bound
 from libs.serving.calls.call import new_request_id
 from libs.serving.calls.decode import parse
+from libs.serving.calls.guard import Guard
 from libs.serving.reflection import add_reflection
 from libs.serving.security.authentication import uris_of
-from libs.serving.server import OPTIONS
+from libs.serving.server import guarded_server, listen
 from libs.telemetry import metrics, traces
 from libs.telemetry.logs import REQUEST_ID, fields
 from services.edge.asgi import State
 from services.edge.credentials import Trust, metadata_of, request_id_of, seconds_of, trace_of
 from services.edge.dialects.tei_v1 import CODES, SERVICES, Batch
+from services.edge.intake.reading import Intake, Payer
 from services.edge.messages.base import Problem, Question, Received
 from services.edge.messages.names import Names
 from services.edge.routers import Routers
@@ -46,16 +52,25 @@ AHEAD_BYTES: Final = 4 << 20
 """Bytes of a stream that are read ahead."""
 MESSAGE_BYTES: Final = 16 << 20
 """The most bytes of a message, and of all messages of RerankStream."""
+MESSAGE_SECONDS: Final = 60.0
+"""How long a message may take to arrive; of a stream only the first one's time is limited."""
+ARRIVING_BYTES: Final = 2 * MESSAGE_BYTES
+"""The most bytes that the process may grow by while such messages arrive: those that are arriving then are cut off."""
 MOST_CALLS: Final = 1000
-MOST_MESSAGE: Final = 1000
-"""Characters of an error's text: statuses travel in headers of 8 KiB."""
+_MAX_ERROR_CHARACTERS: Final = 1000
+"""Of an error's text: statuses travel in headers of 8 KiB."""
 _COLLECTED: Final = "/tei.v1.Rerank/RerankStream"
 _CERTIFICATE: Final = "x509_pem_cert"
 
 
 class TeiServer:
-    """One listening address. `model`: what its callers ask; empty: what the aliases name. `default_seconds`: for calls without a
-    deadline."""
+    """One listening address.
+
+    Args:
+        model: what its callers ask; empty: what the aliases name.
+        intake: identifies a caller before a message is read, and lets its tenant pay for the bytes of its messages.
+        default_seconds: for calls without a deadline.
+    """
 
     def __init__(
         self,
@@ -63,9 +78,9 @@ class TeiServer:
         names: Callable[[], Names],
         state: State,
         *,
+        intake: Intake,
         model: str = "",
         trust: Trust | None = None,
-        in_flight_bytes: int = 512 << 20,
         default_seconds: float = 60.0,
         longest_seconds: float = 600.0,
     ) -> None:
@@ -75,12 +90,13 @@ class TeiServer:
         self._state = state
         self._model = model
         self._trust = trust or Trust()
-        self._in_flight_bytes = in_flight_bytes
+        self._intake = intake
         self._default_seconds = default_seconds
         self._longest_seconds = longest_seconds
         self._health = health.aio.HealthServicer()
-        options = [*OPTIONS, ("grpc.max_receive_message_length", MESSAGE_BYTES)]
-        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MOST_CALLS)
+        self._calls = Bound(MOST_CALLS, "calls")
+        self._arrivals = Arrivals(growth_bytes=ARRIVING_BYTES)
+        self._server = guarded_server(Guard(), MESSAGE_BYTES)
 
     async def start(self, address: str, security: Security) -> None:
         """Listens. Raises NoCapacity if the address cannot be bound, InvalidInput for TLS files that cannot be used."""
@@ -90,13 +106,8 @@ class TeiServer:
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         add_reflection([*SERVICES, "grpc.health.v1.Health"], self._server)
         credentials = security.tls.credentials() if security.tls is not None else None
-        try:
-            add = self._server.add_insecure_port
-            port = add(address) if credentials is None else self._server.add_secure_port(address, credentials)
-        except RuntimeError as error:
-            raise NoCapacity(f"cannot listen on {address}: is another process there?") from error
+        self.address = listen(self._server, address, credentials)
         await self._server.start()
-        self.address = f"{address.rpartition(':')[0]}:{port}"
         log.info("listening", extra=fields({"address": self.address, "tls": credentials is not None, "protocol": "tei.v1"}))
 
     async def stop(self, grace_seconds: float) -> None:
@@ -111,33 +122,37 @@ class TeiServer:
             await self._health.set(name, status)
 
     def _handler(self, path: str, batch: Batch) -> grpc.RpcMethodHandler[Any, Any]:
-        async def unary(body: bytes, context: Context) -> bytes:
-            call = _Call(path, context, self._state, self._in_flight_bytes)
-            return await self._answered(call, lambda: self._one(call, batch, body))
+        async def unary(_: object, context: Context) -> bytes:
+            call = _Call(path, context)
+            return await self._answered(call, lambda: self._one(call, batch))
 
         async def collected(_: object, context: Context) -> bytes:
-            call = _Call(path, context, self._state, self._in_flight_bytes)
+            call = _Call(path, context)
             return await self._answered(call, lambda: self._all(call, batch))
 
         async def streamed(_: object, context: Context) -> None:
-            call = _Call(path, context, self._state, self._in_flight_bytes)
+            call = _Call(path, context)
             await self._answered(call, lambda: self._stream(call, batch))
 
         if path == _COLLECTED:
             return grpc.stream_unary_rpc_method_handler(collected, None, None)
         if path.endswith("Stream"):
             return grpc.stream_stream_rpc_method_handler(streamed, None, None)
-        return grpc.unary_unary_rpc_method_handler(unary, None, None)
+        return grpc.stream_unary_rpc_method_handler(unary, None, None)
 
-    async def _one(self, call: _Call, batch: Batch, body: bytes) -> bytes:
-        call.hold(len(body))
+    async def _one(self, call: _Call, batch: Batch) -> bytes:
+        """The answer to the call's one message. Raises Problem, InvalidInput, NoCapacity, DeadlinePassed."""
+        body = await self._arrivals.read(call.context, MESSAGE_SECONDS)
+        if not isinstance(body, bytes):  # the end
+            raise InvalidInput("the call ended before its request arrived: send one message")
+        await call.hold(len(body))
         return (await self._ask(call, batch, [_parsed(batch, body)]))[0]
 
     async def _all(self, call: _Call, batch: Batch) -> bytes:
         """The one answer to all messages of a stream. Raises Problem, InvalidInput."""
         requests = []
-        async for body in _bodies(call.context):
-            call.hold(len(body))
+        async for body in self._bodies(call):
+            await call.hold(len(body))
             if call.held > MESSAGE_BYTES:
                 raise Problem("TOO_LARGE", f"the stream has more than the {MESSAGE_BYTES:,} bytes that are allowed")
             requests.append(_parsed(batch, body))
@@ -149,8 +164,8 @@ class TeiServer:
         has_room = asyncio.Event()
 
         async def read() -> None:
-            async for body in _bodies(call.context):
-                call.hold(len(body))
+            async for body in self._bodies(call):
+                await call.hold(len(body))
                 await waiting.put(body)
                 while call.held > AHEAD_BYTES:
                     has_room.clear()
@@ -176,18 +191,32 @@ class TeiServer:
                 has_room.set()
                 del held[:together]
 
+    async def _bodies(self, call: _Call) -> AsyncIterator[bytes]:
+        """The messages of a request stream. After the first one they may take any time to arrive.
+
+        Raises NoCapacity, DeadlinePassed.
+        """
+        is_first = True
+        with suppress(grpc.aio.UsageError):  # the call is over
+            while True:
+                if is_first:
+                    body = await self._arrivals.read(call.context, MESSAGE_SECONDS)
+                else:
+                    body = cast(object, await call.context.read())
+                if not isinstance(body, bytes):
+                    return
+                yield body
+                is_first = False
+
     async def _ask(self, call: _Call, batch: Batch, requests: Sequence[Message]) -> list[bytes]:
         """The answers' bytes, one a message. Raises Problem."""
-        if self._state.is_open:
-            raise Problem("NOT_READY", "the routers let everybody in, so this edge does not serve beyond its machine")
         received = Received(b"", self._names(), self._model, request_id=call.request_id)
         step: Any = batch.ask(requests, received)
-        metadata = call.metadata(self._trust)
         while isinstance(step, Question):
             seconds = call.seconds_left(self._default_seconds, self._longest_seconds)
             try:
                 body = step.message.SerializeToString()
-                reply = await self._routers.ask(step.method, body, seconds=seconds, metadata=metadata)
+                reply = await self._routers.ask(step.method, body, seconds=seconds, metadata=call.metadata)
             except ShoalError as error:
                 raise Problem.of(error, step) from None
             step = step.answer(reply)
@@ -197,13 +226,17 @@ class TeiServer:
         """What `work` returns; what goes wrong becomes a status, and the call is reported."""
         try:
             call.begin()
-            found = await work()
+            with self._calls:
+                if self._state.is_open:
+                    raise Problem("NOT_READY", "the routers let everybody in, so this edge does not serve beyond its machine")
+                await call.identify(self._intake, self._trust)
+                found = await work()
             call.outcome = "OK"
             return found
         except Exception as error:
             problem = _problem(call, error)
             call.outcome = CODES.get(problem.reason, "INTERNAL")
-            await call.context.abort(grpc.StatusCode[call.outcome], problem.message[:MOST_MESSAGE])
+            await call.context.abort(grpc.StatusCode[call.outcome], problem.message[:_MAX_ERROR_CHARACTERS])
         finally:
             call.report()
 
@@ -211,12 +244,13 @@ class TeiServer:
 class _Call:
     """One call on its way."""
 
-    def __init__(self, path: str, context: Context, state: State, in_flight_bytes: int) -> None:
+    def __init__(self, path: str, context: Context) -> None:
         self.path = path
         self.context = context
         self.held = 0
-        self._state = state
-        self._in_flight_bytes = in_flight_bytes
+        self.metadata: Metadata = ()
+        """What goes on to the router; empty before `identify`."""
+        self._payer: Payer | None = None
         self.outcome = "CANCELLED"
         self.request_id = new_request_id()
         self._begin = time.monotonic()
@@ -230,22 +264,25 @@ class _Call:
         self.request_id = request_id_of(self._headers, self.request_id)
         REQUEST_ID.set(self.request_id)
 
-    def hold(self, size: int) -> None:
-        """Counts the memory of messages, as that of HTTP's bodies. Raises Problem."""
-        if self._state.held_bytes + size > self._in_flight_bytes:
-            raise Problem("QUEUE_FULL", "the requests in flight take as much memory as they may here: come back later")
+    async def identify(self, intake: Intake, trust: Trust) -> None:
+        """Ask a router who calls. Raises Problem for a caller that it refuses."""
+        certificate = _certificate(self.context) if trust.certificates else None
+        metadata = metadata_of(self._headers, self.request_id, certificate, trust)
+        self._payer = intake.payer(_address(self.context.peer()), metadata)
+        self.metadata = metadata + trace_of(self._headers, "")
+        await self._payer.identify()
+
+    async def hold(self, size: int) -> None:
+        """Count the memory of a message as that of HTTP's bodies. Raises Problem."""
+        if self._payer is None:
+            raise TypeError("the caller must be identified before its messages are held")
+        await self._payer.take(size)
         self.held += size
-        self._state.held_bytes += size
 
     def release(self, size: int) -> None:
+        if self._payer is not None:
+            self._payer.give(size)
         self.held -= size
-        self._state.held_bytes -= size
-
-    def metadata(self, trust: Trust) -> Any:
-        """What goes on to the router. Raises Problem."""
-        certificate = _certificate(self.context) if trust.certificates else None
-        found = metadata_of(self._headers, self.request_id, certificate, trust)
-        return found + trace_of(self._headers, "")
 
     def seconds_left(self, default: float, longest: float) -> float:
         """Raises Problem once there are none."""
@@ -281,13 +318,6 @@ async def serving_tei(
         await asyncio.gather(*(server.stop(grace_seconds) for server in started))
 
 
-async def _bodies(context: Context) -> AsyncIterator[bytes]:
-    """The messages of a request stream, as bytes."""
-    with suppress(grpc.aio.UsageError):  # the call is over
-        while isinstance(body := cast(object, await context.read()), bytes):
-            yield body
-
-
 def _parsed(batch: Batch, body: bytes) -> Message:
     """Raises InvalidInput."""
     return parse(batch.request, body)
@@ -307,12 +337,18 @@ def _problem(call: _Call, error: BaseException) -> Problem:
         error = error.exceptions[0]
     if isinstance(error, Problem):
         return error
-    if isinstance(error, InvalidInput):
-        return Problem("INVALID_INPUT", error.message, field=error.field)
+    if isinstance(error, (InvalidInput, NoCapacity, DeadlinePassed)):
+        return Problem(error.reason, error.message, field=error.field)
     if isinstance(error, grpc.aio.InternalError):
         raise asyncio.CancelledError from None
     log.error("call failed", extra=fields({"method": call.path}), exc_info=error)
     return Problem("INTERNAL", f"unexpected error; the log has it as {call.request_id}")
+
+
+def _address(peer: str) -> str:
+    """The IP address in gRPC's form of a peer, such as ipv4:10.0.0.1:5000 and ipv6:[::1]:5000; empty for others."""
+    kind, _, address = unquote(peer).partition(":")
+    return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
 
 
 def _certificate(context: Context) -> Mapping[str, Any] | None:

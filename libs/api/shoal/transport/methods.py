@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from shoal.v1 import inference_pb2, mesh_pb2, models_pb2, multiplex_pb2
+from shoal.v1 import caller_pb2, inference_pb2, mesh_pb2, models_pb2, multiplex_pb2
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -52,6 +52,7 @@ GET_MODEL = _method("ModelService/GetModel", models_pb2.GetModelRequest, models_
 LOAD_MODEL = _method("ModelService/LoadModel", models_pb2.LoadModelRequest, models_pb2.LoadModelResponse)
 EVICT_MODEL = _method("ModelService/EvictModel", models_pb2.EvictModelRequest, models_pb2.EvictModelResponse)
 PIN_MODEL = _method("ModelService/PinModel", models_pb2.PinModelRequest, models_pb2.PinModelResponse)
+GET_CALLER = _method("CallerService/GetCaller", caller_pb2.GetCallerRequest, caller_pb2.GetCallerResponse)
 GET_MESH = _method("MeshService/GetMesh", mesh_pb2.GetMeshRequest, mesh_pb2.GetMeshResponse)
 WATCH_MESH = _method("MeshService/WatchMesh", mesh_pb2.WatchMeshRequest, mesh_pb2.WatchMeshResponse)  # server streaming
 EXPLAIN = _method("MeshService/ExplainPlacement", mesh_pb2.ExplainPlacementRequest, mesh_pb2.ExplainPlacementResponse)

@@ -8,10 +8,23 @@ from pathlib import Path
 from typing import Final, Literal
 
 from libs.catalog.checkpoint.files import need_config, read_config
+from libs.errors import ModelBroken
 from libs.models.layers.spec import Config
 
 FILE: Final = "generation_config.json"
 _MOST_NEW: Final = 256  # tokens of an answer, where neither the request nor the checkpoint says
+MAX_STOPS: Final = 64
+MAX_SUPPRESSED: Final = 65_536
+"""Of the ids of one list that are never chosen: models of images bar all of their codes from texts."""
+MAX_BAD_WORDS: Final = 1_024
+MAX_BAD_WORD_IDS: Final = 64
+"""Of each of them; all are compared with a text's end before each token."""
+MAX_BEAMS: Final = 32
+MAX_NGRAM: Final = 1_024
+MAX_LENGTH_PENALTY: Final = 16.0
+"""A power of the answer's length."""
+MIN_REPETITION_PENALTY: Final = 0.01
+MAX_REPETITION_PENALTY: Final = 100.0
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "num_beam_groups": (1,),
     "diversity_penalty": (0, 0.0),
@@ -55,6 +68,25 @@ class Settings:
     forced_last: int | None = None
     vocabulary: int | None = None
 
+    def check_vocabulary(self, size: int) -> None:
+        """Check that all token ids are of a vocabulary of `size`. Raises ModelBroken, naming the key."""
+        one = {
+            "decoder_start_token_id": self.start,
+            "forced_bos_token_id": self.forced_first,
+            "forced_eos_token_id": self.forced_last,
+        }
+        lists = {
+            "eos_token_id": self.stops,
+            "suppress_tokens": self.suppressed,
+            "begin_suppress_tokens": self.suppressed_first,
+            "bad_words_ids": tuple(each for word in self.bad_words for each in word),
+            **{key: () if each is None else (each,) for key, each in one.items()},
+        }
+        for key, ids in lists.items():
+            if ids and not 0 <= min(ids) <= max(ids) < size:
+                outside = next(each for each in ids if not 0 <= each < size)
+                raise ModelBroken(f"{FILE}: {key} has the token id {outside}: ids from 0 to {size - 1:,} are served")
+
     def longest(self, prompt: int, most: int | None, positions: int) -> int:
         """How many new tokens an answer to a prompt of so many tokens may have: `most` (the request's), or the checkpoint's number.
         At most what the model's positions leave."""
@@ -86,23 +118,25 @@ def settings_of(config: Config) -> Settings:
         if config.has(key) and config.values[key] not in neutral:
             raise config.unsupported(key, "this setting is not served")
     beams = config.size("num_beams", 1)
+    if beams > MAX_BEAMS:
+        raise config.unsupported("num_beams", f"at most {MAX_BEAMS} are served")
     if beams > 1 and config.flag("renormalize_logits", False):
         raise config.unsupported("renormalize_logits", "it is not served with beams")
     return Settings(
-        stops=_ids(config, "eos_token_id"),
+        stops=_ids(config, "eos_token_id", MAX_STOPS),
         start=_first(config, "decoder_start_token_id", "bos_token_id"),
         max_new=_size(config, "max_new_tokens"),
         max_length=_size(config, "max_length"),
         min_new=config.integer("min_new_tokens", 0),
         min_length=config.integer("min_length", 0),
         beams=beams,
-        length_penalty=config.number("length_penalty", 1.0),
+        length_penalty=config.number("length_penalty", 1.0, least=-MAX_LENGTH_PENALTY, most=MAX_LENGTH_PENALTY),
         early_stopping=_early(config),
-        repetition_penalty=_penalty(config),
-        no_repeat_ngram=config.integer("no_repeat_ngram_size", 0),
+        repetition_penalty=config.number("repetition_penalty", 1.0, least=MIN_REPETITION_PENALTY, most=MAX_REPETITION_PENALTY),
+        no_repeat_ngram=int(config.number("no_repeat_ngram_size", 0, least=0, most=MAX_NGRAM)),
         bad_words=_words(config),
-        suppressed=_ids(config, "suppress_tokens"),
-        suppressed_first=_ids(config, "begin_suppress_tokens"),
+        suppressed=_ids(config, "suppress_tokens", MAX_SUPPRESSED),
+        suppressed_first=_ids(config, "begin_suppress_tokens", MAX_SUPPRESSED),
         forced_first=_first(config, "forced_bos_token_id"),
         forced_last=_first(config, "forced_eos_token_id"),
     )
@@ -112,25 +146,20 @@ def _size(config: Config, key: str) -> int | None:
     return config.size(key) if config.has(key) else None
 
 
-def _ids(config: Config, key: str) -> tuple[int, ...]:
-    """One id or a list of them."""
+def _ids(config: Config, key: str, most: int) -> tuple[int, ...]:
+    """One id or a list of at most `most` of them."""
     if not config.has(key):
         return ()
     value = config.values[key]
     values = value if isinstance(value, list) else [value]
+    if len(values) > most:
+        raise config.unsupported(key, f"it has {len(values):,} token ids; at most {most:,} are served")
     found = Config({f"{key}[{place}]": each for place, each in enumerate(values)}, file=FILE)
     return tuple(found.integer(f"{key}[{place}]") for place in range(len(values)))
 
 
 def _first(config: Config, *keys: str) -> int | None:
-    return next((ids[0] for key in keys if (ids := _ids(config, key))), None)
-
-
-def _penalty(config: Config) -> float:
-    penalty = config.number("repetition_penalty", 1.0)
-    if penalty <= 0:
-        raise config.unsupported("repetition_penalty", "a number above 0 is needed")
-    return penalty
+    return next((ids[0] for key in keys if (ids := _ids(config, key, MAX_STOPS))), None)
 
 
 def _early(config: Config) -> bool | Literal["never"]:
@@ -144,4 +173,6 @@ def _words(config: Config) -> tuple[tuple[int, ...], ...]:
         return ()
     if not isinstance(value, list) or not all(isinstance(word, list) and word for word in value):
         raise config.unsupported("bad_words_ids", "a list of lists of token ids is needed")
-    return tuple(_ids(Config({"bad_words_ids": word}, file=FILE), "bad_words_ids") for word in value)
+    if len(value) > MAX_BAD_WORDS:
+        raise config.unsupported("bad_words_ids", f"it has {len(value):,} lists; at most {MAX_BAD_WORDS:,} are served")
+    return tuple(_ids(Config({"bad_words_ids": word}, file=FILE), "bad_words_ids", MAX_BAD_WORD_IDS) for word in value)

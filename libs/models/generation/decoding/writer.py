@@ -93,6 +93,7 @@ class Writer:
         attention = decoder.stack[0].attn
         self.kv_heads, self.head_size = attention.parts[1], attention.head_size
         self.vocabulary = head.linear.outputs
+        settings.check_vocabulary(self.vocabulary)
         self.max_positions = decoder.max_positions
         self.page_bytes = page_bytes(len(decoder.stack), self.kv_heads, self.head_size, decoder.dtype)
 

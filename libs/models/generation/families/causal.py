@@ -31,5 +31,5 @@ def load(config: Config, tensors: TensorFile, settings: Settings, dtype: torch.d
         weight = decoder.token_weight
     else:
         weight = state["head.weight"].to(dtype)
-    softcap = config.number("final_logit_softcapping") if config.has("final_logit_softcapping") else None
+    softcap = config.positive("final_logit_softcapping") if config.has("final_logit_softcapping") else None
     return Writer(decoder, LanguageHead(weight, softcap=softcap).eval(), settings)

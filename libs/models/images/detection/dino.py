@@ -79,7 +79,7 @@ def spec_of(config: Config) -> DinoSpec:
         decoder_points=config.heads("decoder_n_points", 4),
         queries=config.size("num_queries", 900),
         tokens=config.size("max_text_len", 256),
-        temperature=config.number("positional_embedding_temperature", 20),
+        temperature=config.positive("positional_embedding_temperature", 20),
         activation=config.activation("activation_function", "relu"),
         eps=config.number("layer_norm_eps", 1e-5),
         shares_boxes=config.flag("decoder_bbox_embed_share", True),

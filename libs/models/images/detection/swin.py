@@ -49,7 +49,7 @@ class SwinSpec:
             depths=_counts(config, "depths", (2, 2, 6, 2)),
             heads=_counts(config, "num_heads", (3, 6, 12, 24)),
             window=config.size("window_size", 7),
-            ratio=config.number("mlp_ratio", 4.0),
+            ratio=config.ratio("mlp_ratio", 4.0),
             bias=config.flag("qkv_bias", True),
             activation=config.activation("hidden_act"),
             eps=config.number("layer_norm_eps", 1e-5),

@@ -87,9 +87,7 @@ def _rope(config: Config, size: int) -> Rope:
     are 2 pi times a coordinate of -1 to 1 times a frequency."""
     if size % 4:
         raise config.unsupported("num_attention_heads", f"heads of {size} numbers are no pairs of rows and columns")
-    base = config.number("rope_theta", 100.0)
-    if base <= 0:
-        raise config.unsupported("rope_theta", "a number above 0 is needed")
+    base = config.positive("rope_theta", 100.0)
     frequencies = (2 * math.pi / base ** torch.arange(0, 1, 4 / size, dtype=torch.float32, device="cpu")).tolist()
     count = len(frequencies)
     return Rope((*frequencies, *frequencies), axes=(0,) * count + (1,) * count)

@@ -19,7 +19,7 @@ from libs.models.head import ModelHead
 from libs.models.images.families.family import State, TowerSpec
 from libs.models.images.families.siglip import image_head, text_head
 from libs.models.images.patches import PatchSpec
-from libs.models.images.processing import ImageProcessing
+from libs.models.images.processing import MAX_COLOUR, MIN_SCALE, ImageProcessing
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.weights import HeadRule, Rule, TensorFile
 
@@ -98,16 +98,13 @@ def processing(config: Config) -> ImageProcessing:
     name = part.text("interpolation", "bicubic")
     if name not in _FILTERS:
         raise part.unsupported("interpolation", f"supported are {', '.join(_FILTERS)}")
-    std = part.numbers("std", (0.5, 0.5, 0.5))
-    if 0.0 in std:
-        raise part.unsupported("std", "pixels are divided by it")
     return ImageProcessing(
         size=(height, width) if mode == "squash" else height,
         resample=_FILTERS[name],
         crop=None if mode == "squash" else (height, width),
         scale=1 / 255,
-        mean=part.numbers("mean", (0.5, 0.5, 0.5)),
-        std=std,
+        mean=part.numbers("mean", (0.5, 0.5, 0.5), least=-MAX_COLOUR, most=MAX_COLOUR),
+        std=part.numbers("std", (0.5, 0.5, 0.5), least=MIN_SCALE, most=MAX_COLOUR),
     )
 
 
@@ -132,7 +129,7 @@ def _texts(config: Config, size: int) -> TowerSpec:
     config.part("act_kwargs").require("approximate", "tanh")
     hidden = config.size("width")
     heads = config.head_count("heads", hidden)
-    ffn = int(hidden * config.number("mlp_ratio", 4.0))
+    ffn = int(hidden * config.ratio("mlp_ratio", 4.0))
     return TowerSpec(
         _spec(hidden, heads, ffn, config.layers("layers")),
         EmbeddingSpec(config.size("vocab_size"), hidden, config.size("context_length", 64), norm_eps=None),

@@ -9,7 +9,7 @@ from typing import Any, Final
 import orjson
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.messages.base import Problem, invalid, json_of
+from services.edge.messages.base import Fields, Problem, invalid, json_of
 from services.edge.messages.names import Target
 from services.edge.messages.reading import count_of, image_part, plain_text_item
 
@@ -81,16 +81,19 @@ class Asked:
         )
         return pb.ExtractRequest(model=self.named.model, items=[self._item()], text=task, adapter=self.named.adapter)
 
-    def fields(self) -> tuple[tuple[str, str], ...]:
+    def fields(self) -> Fields:
         """What the caller calls our fields."""
-        said = self.said
-        instruction = (("text.instruction", said.system[0].field),) if said.system else ()
-        parts = tuple((rf"items\[0\]\.parts\[{place}\](?:\.\w+)*", one.field) for place, one in enumerate(said.user))
-        turns = tuple((rf"text\.turns\[{place}\](?:\.\w+)?", turn.field) for place, turn in enumerate(said.turns))
-        schema = (("text.json_schema", self.schema[1]),) if self.schema[1] else ()
-        plain = (("text.max_tokens", self.longest[1]), ("text.template_values", _VALUES))
-        last = (r"items\[0\](?:\.text)?", said.user[-1].field)
-        return (*parts, last, *instruction, *turns, (r"text\.turns", "messages"), *plain, *schema)
+        system, user, turns = self.said.system, self.said.user, self.said.turns
+        return {
+            "items[].parts[].*": lambda place: user[place].field if place < len(user) else user[-1].field,
+            **dict.fromkeys(("items[].text", "items[]", "items"), user[-1].field),
+            "text.turns[].*": lambda place: turns[place].field if place < len(turns) else "messages",
+            "text.turns": "messages",
+            "text.max_tokens": self.longest[1],
+            "text.template_values": _VALUES,
+            **({"text.instruction": system[0].field} if system else {}),
+            **({"text.json_schema": self.schema[1]} if self.schema[1] else {}),
+        }
 
     def _item(self) -> pb.Item:
         user = self.said.user

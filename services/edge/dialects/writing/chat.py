@@ -7,15 +7,24 @@ looked at. What else would change the text is refused. `created` is 0: nothing h
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects.openai import OPENAI
-from services.edge.dialects.writing.along import Along, Asked, Told, conversation_of, is_cut, is_last, line_of
+from services.edge.dialects.writing.along import (
+    Along,
+    Asked,
+    Told,
+    conversation_of,
+    is_cut,
+    is_last,
+    line_of,
+)
 from services.edge.messages.base import Answer, Problem, Question, Received, Route, Stream, invalid, json_of
+from services.edge.messages.limits import MESSAGES, PARTS
 from services.edge.messages.reading import priority_of, read, target
 
 EVENTS: Final = b"text/event-stream; charset=utf-8"
@@ -40,7 +49,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     """`role`: system or developer, user, and assistant."""
 
     role: str
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], PARTS] | None = None
     # Only with values that change nothing.
     tool_calls: list[Any] | None = None
     function_call: Any = None
@@ -71,7 +80,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     """OpenAI's fields, and ours. Others are ignored."""
 
     model: str
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], MESSAGES]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     stream: bool | None = None

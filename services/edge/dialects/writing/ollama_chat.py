@@ -7,7 +7,7 @@ are greedy. `think` and `raw` are Ollama's own; templates are the checkpoint's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
@@ -25,6 +25,7 @@ from services.edge.dialects.writing.along import (
     line_of,
 )
 from services.edge.messages.base import Answer, Problem, Question, Received, Route, Stream, invalid
+from services.edge.messages.limits import MESSAGES, PARTS
 from services.edge.messages.reading import read
 
 LINES: Final = b"application/x-ndjson"
@@ -46,7 +47,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
 
     role: str
     content: str = ""
-    images: list[str] | None = None
+    images: Annotated[list[str], PARTS] | None = None
     tool_calls: list[Any] | None = None
 
 
@@ -55,7 +56,7 @@ class OllamaChatRequest(msgspec.Struct, kw_only=True):
     known."""
 
     model: str
-    messages: list[OllamaMessage] = []
+    messages: Annotated[list[OllamaMessage], MESSAGES] = []
     stream: bool | None = None
     format: str | dict[str, Any] | None = None
     options: OllamaOptions | None = None
@@ -69,7 +70,7 @@ class OllamaGenerateRequest(msgspec.Struct, kw_only=True):
     model: str
     prompt: str = ""
     system: str | None = None
-    images: list[str] | None = None
+    images: Annotated[list[str], PARTS] | None = None
     stream: bool | None = None
     format: str | dict[str, Any] | None = None
     options: OllamaOptions | None = None

@@ -138,9 +138,9 @@ def _tower(config: Config, final_eps: float) -> tuple[EncoderSpec, PatchSpec]:
     if size % 4:
         raise config.unsupported("head_dim", f"heads of {size} numbers cannot be turned in two dimensions")
     base = (
-        config.part("rope_parameters").number("rope_theta", 10_000.0)
+        config.part("rope_parameters").positive("rope_theta", 10_000.0)
         if config.has("rope_parameters")
-        else config.number("rope_theta", 10_000.0)
+        else config.positive("rope_theta", 10_000.0)
     )
     turned = (1.0 / (base ** (torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size))).tolist()
     rope = Rope((*turned[0::2], *turned[1::2]), axes=(0,) * (size // 4) + (1,) * (size // 4))

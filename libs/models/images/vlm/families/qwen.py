@@ -154,7 +154,7 @@ def _tower(config: Config, kind: str) -> tuple[EncoderSpec, BlockSpec, tuple[int
         hidden=hidden,
         heads=heads,
         head_size=size,
-        ffn=int(hidden * config.number("mlp_ratio", 4)) if first else config.size("intermediate_size", 3420 if second else 4304),
+        ffn=int(hidden * config.ratio("mlp_ratio", 4)) if first else config.size("intermediate_size", 3420 if second else 4304),
         # Of a layer with windows the number only says that it has them.
         layers=tuple(LayerSpec(rope=rope, window=None if number in whole else window) for number in range(layers)),
         norm="pre",

@@ -68,7 +68,7 @@ def build(config: Config) -> PackedEncoder:
         norm="sandwich",
         norm_shift=1.0,
         activation=config.activation("hidden_activation") if config.has("hidden_activation") else "gelu_tanh",
-        scale=config.number("query_pre_attn_scalar", _SCALAR) ** -0.5,
+        scale=config.positive("query_pre_attn_scalar", _SCALAR) ** -0.5,
     )
     embed = GemmaEmbedding(
         EmbeddingSpec(

@@ -67,7 +67,7 @@ def nomic_spec(config: Config, activation: Activation, *, gated: bool) -> Encode
     config.require("rotary_emb_scale_base", None)
     hidden = config.size("n_embd")
     heads = config.head_count("n_head", hidden)
-    turned = int(hidden // heads * config.number("rotary_emb_fraction", 1.0))
+    turned = int(hidden // heads * config.positive("rotary_emb_fraction", 1.0, most=1.0))
     rope = rope_of(config, turned, theta=config.number("rotary_emb_base", 10_000.0))
     return EncoderSpec(
         hidden=hidden,

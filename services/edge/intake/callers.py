@@ -1,0 +1,94 @@
+"""Who is calling: asked of a router before more than a little of a body is read, and remembered for some seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.errors import ShoalError
+from shoal.transport.wire import Metadata
+
+from libs.serving.calls.call import REQUEST_ID_HEADER, new_request_id
+from services.edge.messages.base import Problem
+
+FRESH_SECONDS: Final = 5.0
+"""How long an answer is taken as it is. It only decides who pays for memory: the router authenticates the request itself again."""
+KEPT_SECONDS: Final = 60.0
+"""How long it is taken while it is asked again: a burst does not have to wait each time that an answer gets old."""
+REFUSED_SECONDS: Final = 1.0
+MAX_CALLERS: Final = 10_000
+MAX_LOOKUPS: Final = 256
+"""The most questions to routers at a time."""
+_REFUSALS: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED", "INVALID_ARGUMENT")
+
+Ask = Callable[[Metadata], Awaitable[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """`tenant` of a caller, or the `refusal`; `at`: when a router said so."""
+
+    at: float
+    tenant: str = ""
+    refusal: ShoalError | None = None
+
+
+class Callers:
+    """`ask`: returns the tenant of a call's metadata; raises ShoalError. `clock`: seconds."""
+
+    def __init__(self, ask: Ask, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ask = ask
+        self._clock = clock
+        # The state: what routers have said, the oldest first, and questions that are not answered, both by digest.
+        self._known: dict[bytes, _Known] = {}
+        self._asking: dict[bytes, asyncio.Task[_Known]] = {}
+
+    async def tenant(self, metadata: Metadata) -> str:
+        """The tenant of a caller, by its credential and the tenant that it names. Raises Problem for one that is refused, or if no
+        router answers. Questions about one caller are asked once."""
+        key = _digest(metadata)
+        known = self._known.get(key)
+        age = self._clock() - known.at if known is not None else KEPT_SECONDS
+        if known is None or age >= (REFUSED_SECONDS if known.refusal is not None else KEPT_SECONDS):
+            # The question is another caller's, too: it goes on if this one leaves.
+            known = await asyncio.shield(self._question(key, metadata))
+        elif age >= FRESH_SECONDS and len(self._asking) < MAX_LOOKUPS:
+            self._question(key, metadata)
+        if known.refusal is not None:
+            refusal = known.refusal
+            raise Problem(refusal.reason, refusal.message, field=refusal.field, retry_after=refusal.retry_after)
+        return known.tenant
+
+    def _question(self, key: bytes, metadata: Metadata) -> asyncio.Task[_Known]:
+        task = self._asking.get(key)
+        if task is None:
+            if len(self._asking) >= MAX_LOOKUPS:
+                raise Problem("QUEUE_FULL", "too many callers are being identified at once: try again later", retry_after=1.0)
+            task = self._asking[key] = asyncio.create_task(self._answer(key, metadata))
+        return task
+
+    async def _answer(self, key: bytes, metadata: Metadata) -> _Known:
+        named = (*(pair for pair in metadata if pair[0] != REQUEST_ID_HEADER), (REQUEST_ID_HEADER, new_request_id()))
+        try:
+            known = _Known(self._clock(), await self._ask(named))
+        except ShoalError as error:
+            known = _Known(self._clock(), refusal=error)
+            if error.code not in _REFUSALS:  # no router has answered: what was said before holds
+                return known
+        finally:
+            del self._asking[key]
+        self._known.pop(key, None)
+        if len(self._known) >= MAX_CALLERS:
+            del self._known[next(iter(self._known))]
+        self._known[key] = known
+        return known
+
+
+def _digest(metadata: Metadata) -> bytes:
+    """Of everything that identifies a caller, so that no token is kept."""
+    parts = sorted(f"{name}\0{value!s}" for name, value in metadata if name != REQUEST_ID_HEADER)
+    return hashlib.sha256("\0\0".join(parts).encode()).digest()

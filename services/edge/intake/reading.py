@@ -1,0 +1,176 @@
+"""Reads a request's body: counted, timed, inflated, and no more of it than its caller may send.
+
+One mechanism for all paths. Until a router has identified the caller (`callers.py`), a request holds at most FREE_BYTES of a body,
+inflated or not; then its tenant pays for it (`budget.py`). What decoding will create is counted and paid for before it is decoded
+(`counting.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shoal.transport.wire import Metadata
+
+from services.edge.compression import Inflating
+from services.edge.intake.budget import Budget, Reservation
+from services.edge.intake.callers import Callers
+from services.edge.intake.counting import counted
+from services.edge.messages.base import Problem
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+FREE_BYTES: Final = 64 * 1024
+"""Of a body that are read or inflated before a router has identified the caller, in addition to what one read of the socket brings.
+Also the size from which a body is handled in a thread: for a smaller one the hand-over takes longer than decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of one body. Sizes in bytes, times in seconds; as in `Settings`. `pause_seconds`: between two pieces of it."""
+
+    body_bytes: int = 64 << 20
+    body_seconds: float = 60.0
+    pause_seconds: float = 10.0
+
+
+class Payer:
+    """Who pays for one request: its reservation, and how its caller is identified."""
+
+    __slots__ = ("_callers", "_metadata", "_reservation")
+
+    def __init__(self, reservation: Reservation, callers: Callers, metadata: Metadata) -> None:
+        self._reservation = reservation
+        self._callers = callers
+        self._metadata = metadata
+
+    async def take(self, size: int) -> None:
+        """Holds `size` bytes more. Raises Problem for a caller that is refused, or that holds too much."""
+        must_identify = self._reservation.must_identify(size)
+        self._reservation.take(size)
+        if must_identify:
+            await self.identify()
+
+    async def identify(self) -> None:
+        """Raises Problem for a caller that routers refuse."""
+        if self._reservation.tenant is None:
+            tenant = await self._callers.tenant(self._metadata)
+            self._reservation.identify(tenant)
+
+    def give(self, size: int) -> None:
+        """Hold `size` bytes less."""
+        self._reservation.give(size)
+
+    def close(self) -> None:
+        """The request has ended."""
+        self._reservation.release()
+
+
+class Intake:
+    """Reads bodies within `bounds`, and lets their callers pay from `budget`."""
+
+    def __init__(self, budget: Budget, callers: Callers, bounds: Bounds | None = None) -> None:
+        self._budget = budget
+        self._callers = callers
+        self._bounds = bounds or Bounds()
+
+    def payer(self, address: str, metadata: Metadata) -> Payer:
+        """Who pays for a request. `address`: the peer's; empty: unknown. `metadata`: of the call to a router, without a trace."""
+        return Payer(self._budget.enter(address), self._callers, metadata)
+
+    async def body(self, receive: Receive, headers: Mapping[str, str], payer: Payer, *, is_whole: bool, limit: int = 0) -> bytes:
+        """The whole body, inflated, of at most `limit` bytes (0: the bound's). `is_whole`: it has arrived, so that no timer is
+        needed. Raises Problem; CancelledError if the client leaves."""
+        limit = limit or self._bounds.body_bytes
+        encoding = headers.get("content-encoding", "identity").strip().lower()
+        inflating = Inflating(encoding) if encoding not in ("", "identity") else None
+        length = headers.get("content-length", "")
+        if length.isascii() and length.isdigit() and len(length) < 20:
+            if int(length) > limit:
+                raise _too_large(limit)
+            if int(length) > FREE_BYTES:
+                # Before the first read, which invites a client that waits for it (100-continue) to send.
+                await payer.identify()
+        reading = _Reading(receive, payer, inflating, limit)
+        if is_whole:
+            return await reading.all(None, 0.0)
+        bounds = self._bounds
+        end = asyncio.get_running_loop().time() + bounds.body_seconds
+        timer = asyncio.timeout_at(end)
+        try:
+            async with timer:
+                return await reading.all(timer, bounds.pause_seconds, end)
+        except TimeoutError:
+            pause = (timer.when() or end) < end
+            seconds = bounds.pause_seconds if pause else bounds.body_seconds
+            text = (
+                f"no more of the request's body arrived for {seconds:g} s"
+                if pause
+                else (f"the request's body did not arrive within {seconds:g} s")
+            )
+            raise Problem("REQUEST_TIMEOUT", text) from None
+
+    async def admit(self, body: bytes, payer: Payer, *, is_msgpack: bool) -> None:
+        """Counts what decoding the body creates, and has it paid for. Raises Problem."""
+        if len(body) > FREE_BYTES:
+            count = await asyncio.to_thread(counted, body, is_msgpack=is_msgpack)
+        else:
+            count = counted(body, is_msgpack=is_msgpack)
+        await payer.take(count.bytes)
+
+
+class _Reading:
+    """One body on its way."""
+
+    def __init__(self, receive: Receive, payer: Payer, inflating: Inflating | None, limit: int) -> None:
+        self._receive = receive
+        self._payer = payer
+        self._inflating = inflating
+        self._limit = limit
+        # The state: bytes that have arrived, and what is kept of them.
+        self._arrived = 0
+        self._size = 0
+        self._parts: list[bytes] = []
+
+    async def all(self, timer: asyncio.Timeout | None, pause_seconds: float, end: float = 0.0) -> bytes:
+        """`timer`: ends the reading; it is set to `pause_seconds` before each piece, at most to `end`."""
+        while True:
+            if timer is not None:
+                timer.reschedule(min(end, asyncio.get_running_loop().time() + pause_seconds))
+            event = await self._receive()
+            if event["type"] == "http.disconnect":
+                raise asyncio.CancelledError
+            if timer is not None:
+                timer.reschedule(end)  # asking a router is none of the client's pauses
+            await self._add(event.get("body", b""))
+            if not event.get("more_body"):
+                if self._inflating is not None:
+                    self._inflating.end()
+                return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+
+    async def _add(self, part: bytes) -> None:
+        """Keeps a part of the body as it came. Raises Problem."""
+        self._arrived += len(part)
+        if self._inflating is None:
+            await self._keep(part)
+            return
+        if self._arrived > FREE_BYTES:
+            await self._payer.identify()
+        for piece in self._inflating.feed(part):
+            await self._keep(piece)
+            await asyncio.sleep(0)
+
+    async def _keep(self, piece: bytes) -> None:
+        self._size += len(piece)
+        if self._size > self._limit:
+            raise _too_large(self._limit)
+        await self._payer.take(len(piece))
+        self._parts.append(piece)
+        if self._size > FREE_BYTES:
+            await self._payer.identify()
+
+
+def _too_large(limit: int) -> Problem:
+    return Problem("TOO_LARGE", f"the body is larger than the {limit:,} bytes that are allowed: send fewer items at a time")

@@ -1,0 +1,93 @@
+"""An edge in a process, for tests that measure memory, processor time and how long other callers wait."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.edge.parts import Http, Script, head, read_reply, routing
+
+MIB: Final = 1 << 20
+MAX_GROWTH_BYTES: Final = 64 * MIB
+"""How much memory an input without a credential may cost."""
+MAX_DELAY_SECONDS: Final = 0.1
+"""How long such an input may delay other callers, on a machine that does nothing else."""
+
+
+@dataclass(frozen=True)
+class EdgeProcess:
+    """A running edge. `pid`: its process id. `http`: sends requests to it."""
+
+    pid: int
+    http: Http
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that the process holds now."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of all threads since the start."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@asynccontextmanager
+async def edge_process(script: Script, **environment: str) -> AsyncIterator[EdgeProcess]:
+    """Starts an edge before a scripted router; it has answered its first requests when the context begins."""
+    async with routing(script) as router:
+        variables = {"SHOAL_ROUTERS": router, "SHOAL_HTTP_ADDRESS": "127.0.0.1:0", "SHOAL_LOG_LEVEL": "INFO", **environment}
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.edge"), env=dict(os.environ) | variables, stderr=asyncio.subprocess.PIPE
+        )
+        assert process.stderr is not None
+        try:
+            address = ""
+            while not address:
+                line = json.loads(await process.stderr.readline())
+                address = line["address"] if line["message"] == "listening" else ""
+            draining = asyncio.create_task(process.stderr.read())
+            http = Http(address)
+            for _ in range(20):
+                assert (await http.get("/livez")).status == 200
+            yield EdgeProcess(process.pid, http)
+            process.terminate()
+            assert await process.wait() == 0
+            await draining
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+@asynccontextmanager
+async def measured_delay(http: Http) -> AsyncIterator[list[float]]:
+    """Asks for `/livez` over one connection again and again; yields the seconds that each answer took."""
+    seconds: list[float] = []
+    reader, writer = await http.open()
+
+    async def ask() -> None:
+        while True:
+            begin = time.perf_counter()
+            writer.write(head("GET", "/livez", {}))
+            assert (await read_reply(reader)).status == 200
+            seconds.append(time.perf_counter() - begin)
+            await asyncio.sleep(0.005)
+
+    asking = asyncio.create_task(ask())
+    try:
+        yield seconds
+    finally:
+        asking.cancel()
+        with suppress(asyncio.CancelledError):
+            await asking
+        writer.close()

@@ -1,0 +1,280 @@
+"""What heads, headers and trailers may cost an edge: memory while they arrive, and after their connection is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from libs.serving import Security
+from services.edge import server
+from services.edge.server import Connection
+from tests.edge.hostile.process import MAX_GROWTH_BYTES, MIB, EdgeProcess, edge_process
+from tests.edge.parts import Http, Reply, Script, edge, head, read_reply
+from tests.edge.test_server import BODY, EMBED, until
+from tests.serving.parts import write_tokens
+from tests.support.peak import Peak
+
+CONTENT = json.dumps(BODY).encode()
+CHUNKED = head("POST", EMBED, {"transfer-encoding": "chunked"}) + b"%x\r\n%b\r\n0\r\n" % (len(CONTENT), CONTENT)
+FLOOD_BYTES = 60_000_000
+
+
+async def flood(http: Http, begin: bytes, repeated: bytes, size: int = FLOOD_BYTES) -> None:
+    """Sends `begin`, and then `repeated` until `size` bytes are sent or the edge closes the connection."""
+    reader, writer = await http.open()
+    piece = repeated * max(1, MIB // len(repeated))
+    try:
+        writer.write(begin)
+        for _ in range(size // len(piece)):
+            writer.write(piece)
+            await writer.drain()
+        await read_reply(reader)
+    except (ConnectionError, asyncio.IncompleteReadError):
+        pass
+    finally:
+        writer.close()
+
+
+async def reply_to(http: Http, sent: bytes) -> Reply:
+    reader, writer = await http.open()
+    try:
+        writer.write(sent)
+        return await read_reply(reader)
+    finally:
+        writer.close()
+
+
+async def test_trailers_are_dropped() -> None:
+    script = Script()
+    async with edge(script) as http:
+        reply = await reply_to(http, CHUNKED + b"authorization: Bearer late\r\n" + b"x: y\r\n" * 1000 + b"\r\n")
+        assert reply.status == 200
+    assert "authorization" not in script.metadata[0]
+
+
+@pytest.mark.parametrize("trailers", [b"x: y\r\n" * 2000 + b"\r\n", b"x: " + b"y" * server.MAX_TRAILER_BYTES + b"\r\n\r\n"])
+async def test_trailers_beyond_the_limit_are_refused(trailers: bytes) -> None:
+    async with edge(Script()) as http:
+        reply = await reply_to(http, CHUNKED + trailers)
+        assert (reply.status, reply.headers["connection"]) == (431, "close")
+        assert "8192 bytes" in reply.json["detail"]
+
+
+@pytest.mark.parametrize("repeated", [b"a: b\r\n", b"b"], ids=["many trailers", "one trailer without end"])
+async def test_a_flood_of_trailers_takes_no_memory(repeated: bytes) -> None:
+    async with edge_process(Script()) as process:
+        peak = Peak(process.pid)
+        await flood(process.http, CHUNKED + b"a: ", repeated)
+        assert peak.grown < MAX_GROWTH_BYTES
+
+
+async def test_a_flood_of_chunk_extensions_is_refused() -> None:
+    async with edge(Script()) as http:
+        reader, writer = await http.open()
+        writer.write(head("POST", EMBED, {"transfer-encoding": "chunked"}) + b"2;")
+        for _ in range(2):
+            await writer.drain()
+            writer.write(b"x" * server.MAX_TRAILER_BYTES)
+        assert (await read_reply(reader)).status == 431
+        writer.close()
+
+
+async def test_an_answered_request_gets_no_second_answer_for_its_trailers(tmp_path: Path) -> None:
+    async with edge(Script(), body_bytes=2000) as http:
+        reader, writer = await http.open()
+        writer.write(head("POST", EMBED, {"transfer-encoding": "chunked"}) + b"fff\r\n" + b" " * 0xFFF + b"\r\n")
+        assert (await read_reply(reader)).status == 413
+        writer.write(b"0\r\n" + b"x: y\r\n" * 2000 + b"\r\n")
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_the_number_of_headers_is_limited() -> None:
+    async with edge(Script()) as http:
+        most = {f"x-{number}": "y" for number in range(server.MAX_HEADERS - 1)}
+        assert (await reply_to(http, head("GET", "/livez", most))).status == 200
+        reply = await reply_to(http, head("GET", "/livez", {**most, "x": "y"}))
+        assert reply.status == 431
+        assert "128 headers" in reply.json["detail"]
+
+
+async def test_a_header_too_many_is_refused_before_the_head_ends() -> None:
+    async with edge(Script()) as http:
+        assert (await reply_to(http, b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * (server.MAX_HEADERS + 2))).status == 431
+
+
+async def test_unfinished_heads_of_many_headers_take_no_memory() -> None:
+    """300 connections, 16,000 headers each."""
+    async with edge_process(Script()) as process:
+        peak = Peak(process.pid)
+        opened = []
+        for _ in range(300):
+            reader, writer = await process.http.open()
+            opened.append((reader, writer))
+            writer.write(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n" + b"a:\r\n" * 16_000)
+        for reader, _ in opened:
+            with suppress(ConnectionError):  # the edge closes while it is still being sent to
+                assert await reader.read(13) in (b"HTTP/1.1 431 ", b"")
+        assert peak.grown < MAX_GROWTH_BYTES
+        for _, writer in opened:
+            writer.close()
+
+
+async def test_unfinished_heads_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_UNFINISHED_BYTES", 100_000)
+    unfinished = b"GET /livez HTTP/1.1\r\nx: " + b"y" * 60_000
+    async with edge(Script()) as http:
+        _, first = await http.open()
+        first.write(unfinished)
+
+        async def is_full() -> bool:
+            return (await reply_to(http, unfinished + b"\r\n\r\n")).status == 503
+
+        reader, second = await http.open()
+        second.write(unfinished)
+        assert (await read_reply(reader)).status == 503
+        assert (await http.post(EMBED, BODY)).status == 200  # its head arrives in one piece
+        first.close()
+        second.close()
+        _, third = await http.open()
+        third.write(unfinished + b"\r\n\r\n")
+        third.close()
+
+
+async def closed_requests(process: EdgeProcess, sent: bytes, count: int = 200) -> set[int]:
+    """Sends each request over a connection that is then closed; returns the statuses."""
+    statuses: set[int] = set()
+    for _ in range(count):
+        with suppress(ConnectionError):  # the edge closes while it is still being sent to
+            statuses.add((await reply_to(process.http, sent)).status)
+    return statuses
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"), [(b"a:b\r\n" * 12_000, 431), (b"a:" + b"b" * 59_000 + b"\r\n", 200)], ids=["many", "large"]
+)
+async def test_closed_connections_with_large_heads_leave_no_memory(headers: bytes, status: int) -> None:
+    """60 KB of headers, 200 times."""
+    async with edge_process(Script()) as process:
+        begin = process.resident_bytes
+        peak = Peak(process.pid)
+        assert await closed_requests(process, b"GET /livez HTTP/1.1\r\nhost: localhost\r\n" + headers + b"\r\n") <= {status}
+        assert peak.grown < 8 * MIB
+        assert process.resident_bytes < 1.1 * begin
+
+
+@pytest.fixture
+def accepted(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Connection]]:
+    """Weak references to all connections that the edge has accepted."""
+    found: list[weakref.ref[Connection]] = []
+    made = Connection.connection_made
+
+    def connection_made(self: Connection, transport: asyncio.Transport) -> None:
+        found.append(weakref.ref(self))
+        made(self, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", connection_made)
+    return found
+
+
+@asynccontextmanager
+async def no_collector() -> AsyncIterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+POST = head("POST", EMBED, {"content-length": str(len(CONTENT))}) + CONTENT
+
+
+@pytest.mark.parametrize(
+    ("sent", "replies"),
+    [
+        (b"", 0),
+        (b"GET /livez HTTP/1.1\r\nx: ", 0),
+        (head("GET", "/livez", {}), 1),
+        (head("GET", "/livez", {}) * 3, 3),
+        (POST, 1),
+        (POST * 3, 3),
+        (POST[:-1], 0),
+        (head("POST", EMBED, {"content-length": "2"}) + b"[]", 1),
+        (b"garbage\r\n\r\n", 1),
+        (CHUNKED + b"x: y\r\n" * 5000, 1),
+        (head("POST", EMBED, {"content-length": "2", "connection": "upgrade", "upgrade": "h2c"}) + b"[]", 1),
+    ],
+)
+@pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
+async def test_a_closed_connection_is_free_without_the_garbage_collector(
+    accepted: list[weakref.ref[Connection]], sent: bytes, replies: int, is_reset: bool
+) -> None:
+    async with edge(Script()) as http, no_collector():
+        reader, writer = await http.open()
+        writer.write(sent)
+        for _ in range(replies):
+            await read_reply(reader)
+        if is_reset:
+            writer.transport.abort()
+        else:
+            writer.close()
+        await until(lambda: accepted and accepted[0]() is None)
+
+
+async def test_a_client_that_leaves_its_request_frees_the_connection(accepted: list[weakref.ref[Connection]]) -> None:
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    script = Script(act=forever)
+    async with edge(script) as http, no_collector():
+        _, writer = await http.open()
+        writer.write(POST)
+        await until(lambda: script.requests)
+        writer.close()
+        await until(lambda: accepted[0]() is None)
+
+
+async def test_an_idle_connection_keeps_no_request(accepted: list[weakref.ref[Connection]]) -> None:
+    async with edge(Script()) as http:
+        reader, writer = await http.open()
+        writer.write(head("POST", EMBED, {"content-length": str(len(CONTENT)), "x": "y" * 60_000}) + CONTENT)
+        assert (await read_reply(reader)).status == 200
+        connection = accepted[0]()
+        assert connection is not None
+        assert all(not kept for kept in (connection.cycle, connection.scope, connection.headers))
+        writer.write(POST)
+        assert (await read_reply(reader)).status == 200
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (b"host: localhost\r\nhost: localhost\r\n", 400),
+        (b"host: localhost\r\ntransfer-encoding: gzip, chunked\r\n", 400),
+        (b"host: localhost\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n", 400),
+        (b"host: localhost\r\ntransfer-encoding: chunked, chunked\r\n", 400),
+        (b"host: localhost\r\ntransfer-encoding: Chunked \r\n", 200),
+    ],
+)
+async def test_ambiguous_heads_are_refused(headers: bytes, status: int) -> None:
+    script = Script()
+    async with edge(script) as http:
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(CONTENT), CONTENT)
+        assert (await reply_to(http, f"POST {EMBED} HTTP/1.1\r\n".encode() + headers + b"\r\n" + body)).status == status
+    assert len(script.requests) == (status == 200)
+
+
+async def test_a_refused_credential_frees_the_connection(accepted: list[weakref.ref[Connection]], tmp_path: Path) -> None:
+    security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
+    async with edge(Script(), security) as http, no_collector():
+        assert (await http.post(EMBED, BODY)).status == 401
+        await until(lambda: accepted[0]() is None)

@@ -1,0 +1,288 @@
+"""How bodies are counted, who pays for them, and how callers are remembered: pure modules."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from shoal.errors import CannotConnect, ShoalError, Unauthenticated
+from shoal.transport.wire import Metadata
+
+from services.edge.intake import counting
+from services.edge.intake.budget import Budget, Reservation, network_of
+from services.edge.intake.callers import FRESH_SECONDS, KEPT_SECONDS, MAX_CALLERS, REFUSED_SECONDS, Callers
+from services.edge.intake.counting import MAX_DEPTH, MAX_OBJECTS, MAX_VALUES, Count, counted
+from services.edge.messages import limits
+from services.edge.messages.base import Problem
+from services.router.admission.validation import limits as router_limits
+from tests.edge.test_server import until
+
+MIB = 1 << 20
+TEXTS = ("", 'a"b\\', '[{,"', '\\\\"', "],}", "x" * 20, 'é\\"', "\\", "\\" * 5 + '"', "\n", "🐟")
+
+
+def value(random: Random, depth: int = 0) -> Any:
+    kind = random.random()
+    if depth > 6 or kind < 0.4:
+        return random.choice((*TEXTS, 5, 1.5, -3, 300, 1 << 40, None, True))
+    if kind < 0.7:
+        return [value(random, depth + 1) for _ in range(random.randrange(5))]
+    return {random.choice(TEXTS) + str(at): value(random, depth + 1) for at in range(random.randrange(4))}
+
+
+def true_count(found: Any) -> Count:
+    """Of a decoded value."""
+    if not isinstance(found, list | dict):
+        return Count(int(isinstance(found, str)), 0)
+    within = [true_count(one) for one in (found.values() if isinstance(found, dict) else found)]
+    keys = len(found) if isinstance(found, dict) else 0
+    return Count(
+        1 + keys + sum(one.objects for one in within),
+        len(found) + sum(one.values for one in within),
+        1 + max((one.depth for one in within), default=0),
+    )
+
+
+@pytest.mark.parametrize("piece_bytes", [8, 64, 1 << 16])
+def test_exact_counts_are_those_of_the_decoded_value(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "_PIECE_BYTES", piece_bytes)
+    for number in range(1500):
+        random = Random(number)
+        content = value(random)
+        expected = true_count(content)
+        body = json.dumps(content, ensure_ascii=random.random() < 0.5, indent=random.choice((None, 1))).encode()
+        exact, fast = counting._exact(body), counted(body, is_msgpack=False)
+        assert (exact.objects, exact.depth) == (expected.objects, expected.depth), content
+        assert exact.values >= expected.values
+        assert fast.objects >= expected.objects
+        assert fast.values >= expected.values
+        walked = counted(msgspec.msgpack.encode(content), is_msgpack=True)
+        assert (walked.objects, walked.depth) == (expected.objects, expected.depth), content
+        assert walked.values >= expected.values
+
+
+def test_brackets_commas_and_quotes_within_texts_are_not_counted() -> None:
+    text = '[{",' * MAX_OBJECTS
+    count = counted(json.dumps([text, "\\" * 99_999, text]).encode(), is_msgpack=False)
+    assert (count.objects, count.depth) == (4, 1)
+
+
+@pytest.mark.parametrize("is_msgpack", [False, True])
+def test_limits_of_a_body_are_exact(is_msgpack: bool) -> None:
+    def refusal(content: Any) -> str:
+        body = msgspec.msgpack.encode(content) if is_msgpack else msgspec.json.encode(content)
+        with pytest.raises(Problem) as raised:
+            counted(body, is_msgpack=is_msgpack)
+        return f"{raised.value.reason}: {raised.value.message}"
+
+    def nested(depth: int) -> Any:
+        content: Any = []
+        for _ in range(depth - 1):
+            content = [content, "]" * 10]
+        return content
+
+    encode = msgspec.msgpack.encode if is_msgpack else msgspec.json.encode
+    for content in (["a"] * (MAX_OBJECTS - 1), [300] * (MAX_VALUES - 1), nested(MAX_DEPTH)):
+        counted(encode(content), is_msgpack=is_msgpack)
+    assert "TOO_LARGE: the body has more than 200,000 texts" in refusal(["a"] * (MAX_OBJECTS + 1))
+    assert "TOO_LARGE: the body has more than 200,000 texts" in refusal([{}] * (MAX_OBJECTS + 1))
+    assert "TOO_LARGE: the body has more than 1,000,000 values" in refusal([300] * (MAX_VALUES + 1))
+    assert "INVALID_INPUT: the body is nested more than 100 deep" in refusal(nested(MAX_DEPTH + 1))
+
+
+def test_a_list_of_msgpack_is_refused_by_its_announced_length() -> None:
+    with pytest.raises(Problem, match="values"):
+        counted(b"\xdd\xff\xff\xff\xff", is_msgpack=True)
+
+
+def test_bytes_that_are_neither_are_left_to_the_decoder() -> None:
+    random = Random(5)
+    for _ in range(2000):
+        body = random.randbytes(random.randrange(200))
+        for is_msgpack in (False, True):
+            with suppress(Problem):
+                counted(body, is_msgpack=is_msgpack)
+
+
+def test_lists_are_bounded_as_by_the_router() -> None:
+    assert router_limits.ITEMS.most == limits.MAX_ITEMS
+    assert router_limits.LABELS.most == limits.MAX_LABELS
+    assert router_limits.PARTS.most == limits.MAX_PARTS
+    assert router_limits.TURNS.most + 2 == limits.MAX_MESSAGES
+
+
+def known(budget: Budget, tenant: str, address: str = "10.0.0.1") -> Reservation:
+    found = budget.enter(address)
+    found.identify(tenant)
+    return found
+
+
+def filled(budget: Budget, reservation: Reservation, step: int = MIB) -> int:
+    """What a reservation gets until it is refused."""
+    with suppress(Problem):
+        while True:
+            reservation.take(step)
+    with pytest.raises(Problem) as raised:
+        reservation.take(step)
+    assert (raised.value.status, raised.value.retry_after) == (429, 1.0)
+    return reservation.bytes
+
+
+def test_no_tenant_can_fill_the_budget() -> None:
+    budget = Budget(512 * MIB)
+    small = known(budget, "small", "10.0.0.9")
+    small.take(MIB)
+    shares = [filled(budget, known(budget, f"tenant-{number}", f"10.0.1.{number}")) for number in range(6)]
+    assert shares[0] in range(254 * MIB, 257 * MIB)
+    assert shares == sorted(shares, reverse=True)
+    known(budget, "late", "10.0.0.8").take(2 * MIB)
+
+
+def test_no_address_can_fill_the_budget() -> None:
+    budget = Budget(512 * MIB)
+    known(budget, "other", "10.0.0.9").take(MIB)
+    total = sum(filled(budget, known(budget, f"tenant-{number}")) for number in range(40))
+    assert total <= 512 * MIB * 4 // 5 + MIB
+    known(budget, "late", "10.0.0.9").take(32 * MIB)
+
+
+def test_all_requests_of_a_tenant_share_what_it_may_hold() -> None:
+    budget = Budget(64 * MIB)
+    known(budget, "other").take(MIB)
+    first, second = known(budget, "a"), known(budget, "a")
+    first.take(30 * MIB)
+    with pytest.raises(Problem, match="of this tenant"):
+        second.take(10 * MIB)
+    first.release()
+    second.take(10 * MIB)
+    second.release()
+    assert budget.held_bytes == MIB
+
+
+def test_a_request_that_is_alone_takes_what_it_needs() -> None:
+    budget = Budget(MIB)
+    alone = budget.enter("")
+    alone.take(5 * MIB)
+    alone.release()
+    assert budget.held_bytes == 0
+
+
+def test_callers_must_be_identified_before_they_hold_more_than_a_little() -> None:
+    budget = Budget(512 * MIB)
+    one = budget.enter("10.0.0.1")
+    assert not one.must_identify(10_000)
+    assert one.must_identify(MIB)
+    crowd = [budget.enter("10.0.0.1") for _ in range(1000)]
+    for other in crowd:
+        if not other.must_identify(64 << 10):
+            other.take(64 << 10)
+    assert budget.held_bytes <= budget.unidentified_limit // 3
+    assert one.must_identify(64 << 10), "there is too much of such callers already"
+    one.identify("a")
+    assert not one.must_identify(MIB)
+
+
+def test_an_address_holds_at_most_half_of_what_unidentified_callers_may() -> None:
+    budget = Budget(512 * MIB)
+    budget.enter("10.0.0.2").take(1)
+    assert filled(budget, budget.enter("10.0.0.1"), 1 << 16) <= budget.unidentified_limit // 2 + (1 << 16)
+    budget.enter("10.0.0.2").take(1 << 20)
+
+
+def test_addresses_of_one_customer_are_one() -> None:
+    assert network_of("2001:db8:1:2::5") == network_of("2001:db8:1:2:ffff::7") != network_of("2001:db8:1:3::5")
+    assert network_of("::ffff:10.0.0.1") == "10.0.0.1"
+    assert network_of("10.0.0.1") != network_of("10.0.0.2")
+
+
+class FakeClock:
+    """Shows `seconds`."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class FakeRouter:
+    """Answers who a caller is. `error`: what it raises instead; `go`: answers wait for it."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, str]] = []
+        self.error: ShoalError | None = None
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def tenant(self, metadata: Metadata) -> str:
+        self.asked.append(dict(metadata))
+        await self.go.wait()
+        if self.error is not None:
+            raise self.error
+        return self.asked[-1]["authorization"]
+
+
+def caller(name: str, request_id: str = "r") -> Metadata:
+    return (("x-request-id", request_id), ("authorization", name))
+
+
+async def test_a_caller_is_asked_about_once_at_a_time() -> None:
+    router, clock = FakeRouter(), FakeClock()
+    callers = Callers(router.tenant, clock)
+    router.go.clear()
+    asking = [asyncio.create_task(callers.tenant(caller("a", str(number)))) for number in range(20)]
+    await asyncio.sleep(0)
+    asking[0].cancel()
+    router.go.set()
+    assert await asyncio.gather(*asking[1:]) == ["a"] * 19
+    assert len(router.asked) == 1
+    assert router.asked[0]["x-request-id"] not in map(str, range(20)), "a request's id is its own"
+    assert await callers.tenant(caller("a")) == "a"
+    assert len(router.asked) == 1
+
+
+async def test_what_is_known_is_asked_again_while_it_is_still_taken() -> None:
+    router, clock = FakeRouter(), FakeClock()
+    callers = Callers(router.tenant, clock)
+    await callers.tenant(caller("a"))
+    clock.seconds += FRESH_SECONDS
+    router.go.clear()
+    assert await callers.tenant(caller("a")) == "a"
+    router.error = CannotConnect("no router")
+    router.go.set()
+    await until(lambda: not callers._asking)
+    assert len(router.asked) == 2
+    assert await callers.tenant(caller("a")) == "a", "that no router answers is no refusal"
+    clock.seconds += KEPT_SECONDS
+    with pytest.raises(Problem) as raised:
+        await callers.tenant(caller("a"))
+    assert raised.value.status == 503
+
+
+async def test_a_refusal_is_remembered_for_a_moment() -> None:
+    router, clock = FakeRouter(), FakeClock()
+    callers = Callers(router.tenant, clock)
+    router.error = Unauthenticated("unknown token")
+    for _ in range(3):
+        with pytest.raises(Problem, match="unknown token") as raised:
+            await callers.tenant(caller("a"))
+        assert raised.value.status == 401
+    assert len(router.asked) == 1
+    router.error = None
+    clock.seconds += REFUSED_SECONDS
+    assert await callers.tenant(caller("a")) == "a"
+
+
+async def test_remembered_callers_are_bounded() -> None:
+    router = FakeRouter()
+    callers = Callers(router.tenant, FakeClock())
+    for number in range(MAX_CALLERS + 5):
+        await callers.tenant(caller(str(number)))
+    assert len(callers._known) == MAX_CALLERS
+    await callers.tenant(caller(str(MAX_CALLERS)))
+    assert len(router.asked) == MAX_CALLERS + 5
