@@ -7,7 +7,7 @@ from typing import Protocol
 
 from libs.catalog.card import Card
 from libs.models.results import Result
-from libs.models.work import Between, Forwarded, GoOn, Head, InputSequence, Output, Prepared, Work, nothing_between
+from libs.models.work import Between, Forwarded, GoOn, Head, InputSequence, Output, Prepared, Work, go_on_anyway, nothing_between
 
 
 class Parked(Protocol):
@@ -36,7 +36,9 @@ class Model(Protocol):
     def forward(self, head: Head, sequences: list[InputSequence], between: Between = nothing_between) -> Sequence[Forwarded]:
         """Runs a batch. `between`, a preemption point, may be called between layers and run a forward of this model or another."""
 
-    def finish(self, prepared: Prepared, outputs: list[Output]) -> Result: ...
+    def finish(self, prepared: Prepared, outputs: list[Output], go_on: GoOn = go_on_anyway) -> Result:
+        """The job's result. `go_on`, a cancellation check, is called between two items; what it raises ends the job. An item's
+        results take at most `prepared.answer_bytes` (`answering.py`)."""
 
     def widened(self) -> Model | None:
         """The model in float32 on the CPU, loaded anew; None if it computes in float32 already. Blocking; raises ShoalError."""

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from libs.catalog.card import Card
+from libs.models.answering import extracted
 from libs.models.documents import read_text_layers
 from libs.models.graphs.graphs import Graphs
 from libs.models.head import Compacts, ModelHead, PreemptedHead
@@ -120,11 +121,11 @@ class PackedModel:
             outputs.update(zip(indices, found, strict=True))
         return [outputs[index] for index in range(len(prepared.sequences))]
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
-        """Turns the outputs of `prepared.sequences` into the job's result; thread-safe."""
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
+        """Turns the outputs of `prepared.sequences` into the job's result; thread-safe. `go_on` is called between two items."""
         if isinstance(prepared.work, TextWork) and isinstance(prepared.notes, ExtractResult):
-            return prepared.notes
-        return self._processor.finish(prepared, outputs)
+            return extracted(prepared.notes.items, prepared.answer_bytes, go_on)
+        return self._processor.finish(prepared, outputs, go_on)
 
     def add_adapter(self, name: str, directory: Path) -> int:
         """Loads a LoRA adapter, for sequences that name it; returns its bytes on the device. Any thread, also during a forward.

@@ -18,5 +18,5 @@ class Processor(Protocol):
         `go_on` is called before each `cutting.SLICE` characters.
         """
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
-        """`outputs`: one for each of `prepared.sequences`."""
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn) -> Result:
+        """`outputs`: one for each of `prepared.sequences`. `go_on` is called between two items, and what it raises is raised."""

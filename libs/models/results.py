@@ -44,6 +44,8 @@ class SparseRows:
     offsets: list[int]
     indices: NDArray[np.uint32]
     values: Stored
+    truncated: bool = False
+    """Whether a row had more numbers than its share of the answer holds, of which the largest are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,8 @@ class Extraction:
     json: Mapping[str, object] | None = None
     classifications: tuple[Classification, ...] = ()
     structures: tuple[Structure, ...] = ()
+    truncated: bool = False
+    """Whether results were left out, since the item's share of the answer holds no more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -330,6 +330,9 @@ def is_finite(output: Output) -> bool:
     return bool(np.isfinite(values).all())
 
 
+ANY_BYTES: Final = 1 << 62
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A job ready for the device: `forward(head, sequences)`, then `finish(prepared, outputs)` with one output a sequence.
@@ -350,6 +353,8 @@ class Prepared:
     fields: tuple[str, ...] = ()
     image_tokens: int = 0
     known: Mapping[int, Output] = field(default_factory=dict)
+    answer_bytes: int = ANY_BYTES
+    """The most bytes that the results of one item may take in the answer."""
 
     def groups(self) -> dict[Head, list[int]]:
         """The indices of the sequences of each head that need a forward, in order."""

@@ -29,7 +29,7 @@ from services.edge.intake import reading
 from services.edge.intake.budget import Budget
 from services.edge.intake.callers import Callers
 from services.edge.intake.reading import FREE_BYTES, Intake, Payer
-from services.edge.messages.base import Answer, Dialect, Headers, Problem, Question, Received, Route, Stream
+from services.edge.messages.base import Answer, Dialect, Headers, Problem, Question, Received, Route, Stream, noting_truncation
 from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary
 from services.edge.routers import Routers
@@ -222,7 +222,7 @@ class Application:
                 step, message = _serialised(otherwise)
             else:
                 await payer.take(size)
-                step, message = _serialised(step.answer(reply))
+                step, message = _serialised(noting_truncation(step.answer(reply), reply))
         return step
 
     async def _begun(self, exchange: _Exchange, stream: Stream, message: bytes, metadata: Metadata, deadline: float) -> _Along:

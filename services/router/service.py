@@ -20,6 +20,7 @@ from libs.telemetry import traces
 from services.router.admission import control
 from services.router.admission.controller import AdmissionController, Moment
 from services.router.admission.routing.routes import Wanted, refuse_pool
+from services.router.admission.validation import answers
 from services.router.admission.validation.requests import Sizes, check_encode, check_extract, check_score
 from services.router.flight import Flight, Held, Rpc
 from services.router.lanes import codec
@@ -184,7 +185,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         while True:
             remaining = deadline.remaining(loop.time())
             moment = await self._admission.look(wanted, control.priority_name(request.priority), call.tenant, remaining, failed)
-            price = await _maybe_in_thread(len(call.body), partial(_price, request, check, moment))
+            price = await _maybe_in_thread(len(call.body), partial(_price, request, check, moment, whole=whole))
             self._admission.refuse(moment, price.tokens)
             refund = None if failed else await self._admission.charge(moment, price.tokens)
             try:
@@ -220,14 +221,17 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             return await self._dispatcher.begin(plan, deadline, on_answer, wanted=wanted, written=written)
 
 
-def _price(request: _Request, check: _Check[_Request], moment: Moment) -> _Price:
-    """Refuses an invalid request, or one that its pool cannot serve; prices any other. Pure."""
+def _price(request: _Request, check: _Check[_Request], moment: Moment, *, whole: bool) -> _Price:
+    """Refuses an invalid request, or one that its pool cannot serve; prices any other. Pure. `whole`: one message answers it."""
     snapshot = moment.snapshot
     card = snapshot.card(request.model)
     sizes = check(request, card)
     refuse_pool(request.pool, moment.routes, snapshot)
     control.refuse_broken(moment.lane, snapshot)
-    return _Price(*control.price(sizes, card, request.truncation), sizes.read)
+    costs, repeated = control.price(sizes, card, request.truncation)
+    if whole and isinstance(request, pb.EncodeRequest):
+        answers.check_encoded(request, card, costs)
+    return _Price(costs, repeated, sizes.read)
 
 
 def _plan(request: _Request, call: Call, moment: Moment, price: _Price, traceparent: str, written_to: str) -> Plan:
@@ -243,7 +247,8 @@ def _plan(request: _Request, call: Call, moment: Moment, price: _Price, tracepar
     digest = control.request_digest(call.tenant, call.request_id, call.method, call.body)
     ids = [control.job_id(digest, part) for part in parts]
     weight, deadline_ms = moment.tenant.weight, moment.now_ms + int(moment.seconds * 1000)
-    stamp = Stamp(call.request_id, deadline_ms, moment.now_ms, call.tenant, weight, traceparent, written_to)
+    share = answers.item_share(request, len(call.body))
+    stamp = Stamp(call.request_id, deadline_ms, moment.now_ms, call.tenant, weight, traceparent, written_to, share)
     payloads = codec.job_payloads(request, parts, ids, stamp, shared)
     jobs = [
         QueuedJob(job_id, call.tenant, weight, part.tokens, stamp.deadline_ms, moment.priority, payload)

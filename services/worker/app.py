@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import Final
 
 import uvloop
@@ -30,7 +32,7 @@ from services.worker.jobs.answers.written import WrittenParts
 from services.worker.jobs.execution.ladder import Ladder
 from services.worker.jobs.execution.runner import Runner
 from services.worker.jobs.pulling.intake import Intake
-from services.worker.jobs.pulling.preparing import MOST_AWAY, Preparers
+from services.worker.jobs.pulling.preparing import MOST_AWAY, Preparation, Preparers
 from services.worker.jobs.pulling.puller import Puller
 from services.worker.jobs.waste import Waste
 from services.worker.machine.device import Device
@@ -98,23 +100,24 @@ async def serve(settings: Settings, device: Device, stop: asyncio.Event) -> None
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """Separate pools for tokenising and for making answers, so that a large job's tokenising does not delay a small one's answer,
-    and one thread for recomputing answers in float32."""
+    """Separate pools for tokenising and for making answers, so that a large job's tokenising does not delay a small one's answer;
+    one thread for the texts of clients that read along, and one for recomputing answers in float32."""
 
     preparing: Preparers
-    finishing: ThreadPoolExecutor
+    finishing: Preparers
+    reading: ThreadPoolExecutor
     widening: ThreadPoolExecutor
 
 
 @contextmanager
 def _threads(cores: int) -> Iterator[Threads]:
     count = max(1, min(4, cores // 2))
-    preparing = Preparers(ThreadPoolExecutor(count + MOST_AWAY, "prepare"), count)
-    threads = Threads(preparing, ThreadPoolExecutor(count, "finish"), ThreadPoolExecutor(1, "widen"))
+    preparing, finishing = (Preparers(ThreadPoolExecutor(count + MOST_AWAY, name), count) for name in ("prepare", "finish"))
+    threads = Threads(preparing, finishing, ThreadPoolExecutor(1, "read"), ThreadPoolExecutor(1, "widen"))
     try:
         yield threads
     finally:
-        for pool in (preparing.threads, threads.finishing, threads.widening):
+        for pool in (preparing.threads, finishing.threads, threads.reading, threads.widening):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -135,8 +138,10 @@ class Worker:
         wake, waste = self._pull_again, Waste()
         residency = self._residency = _residency(settings, device, tasks, changed=self._models_changed)
         delivery = self._delivery = Delivery(link, tasks, residency.release, waste=waste)
-        parts = self._parts = WrittenParts(link, tasks, threads.finishing)
-        finisher = Finisher(delivery, parts, threads.finishing, Widening(threads.widening, unix_time=link.clock.now), wake)
+        parts = self._parts = WrittenParts(link, tasks, threads.reading)
+        fair = partial(Preparation, threads.finishing, clock=time.monotonic, size=attrgetter("finish_bytes"))
+        widening = Widening(threads.widening, unix_time=link.clock.now)
+        finisher = Finisher(delivery, parts, fair, widening, wake, unix_time=link.clock.now)
         runner = self._runner = Runner(
             Limits(device.batch_tokens, settings.batch_items, settings.max_age_seconds, settings.batch_seconds),
             finisher,

@@ -108,10 +108,13 @@ def test_an_extraction_keeps_every_kind() -> None:
     relation = inference_pb2.Relation(head=entity, tail=entity, label="same", score=0.25)
     region = inference_pb2.Region(left=1, top=2, right=3, bottom=4, label="cat", score=0.75)
     label = inference_pb2.LabelScore(label="x", score=-0.5)
-    message = inference_pb2.Extraction(entities=[entity], labels=[label], relations=[relation], regions=[region], text="t")
+    message = inference_pb2.Extraction(
+        entities=[entity], labels=[label], relations=[relation], regions=[region], text="t", truncated=True
+    )
     (found,) = codec.extract_result(inference_pb2.ExtractResponse(results=[message]))
     assert (found.entities[0].start, found.entities[0].end, found.entities[0].text) == (1, 3, "bc")
     assert found.relations[0].tail == found.entities[0]
+    assert found.truncated
     assert (found.regions[0].bottom, found.labels[0].score, found.text) == (4.0, -0.5, "t")
 
 

@@ -16,7 +16,7 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from services.edge.dialects import openai, sie
-from services.edge.messages.base import MSGPACK, Answer, Problem, Question, Received
+from services.edge.messages.base import MSGPACK, Answer, Problem, Question, Received, noting_truncation
 from services.edge.messages.names import Names
 from tests.edge.parts import MODEL, card, dense, ragged, scores, sparse, vectors
 
@@ -290,6 +290,26 @@ def test_extractions() -> None:
             "objects": [{"label": "cat", "score": 0.75, "bbox": [1.0, 2.0, 3.0, 4.0]}],
         }
     ]
+
+
+def test_an_item_with_results_left_out_says_so_and_the_answer_has_a_header() -> None:
+    reply = pb.ExtractResponse(results=[pb.Extraction(), pb.Extraction(truncated=True)])
+    question = extracted({"items": [{"text": "a"}, {"text": "b"}]}, models_pb2.TASK_ENTITIES)
+    found = told(question.answer(reply))
+    assert ["truncated" in item for item in found["items"]] == [False, True]
+    noted = noting_truncation(question.answer(reply), reply)
+    assert isinstance(noted, Answer)
+    assert (b"x-shoal-truncated", b"true") in noted.headers
+    whole = pb.ExtractResponse(results=[pb.Extraction()] * 2)
+    assert noting_truncation(question.answer(whole), whole) == question.answer(whole)
+
+
+def test_sparse_vectors_with_weights_left_out_have_the_header() -> None:
+    reply = forms(2)
+    reply.sparse.truncated = True
+    noted = noting_truncation(Answer(b""), reply)
+    assert isinstance(noted, Answer)
+    assert noted.headers == ((b"x-shoal-truncated", b"true"),)
 
 
 @pytest.mark.parametrize(

@@ -342,7 +342,7 @@ class _NoProcessor(Processor):
     def prepare(self, work: Work, go_on: GoOn) -> Prepared:
         raise NotImplementedError
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn) -> Result:
         raise NotImplementedError
 
 

@@ -94,7 +94,7 @@ class Fixed(Processor):
     def prepare(self, work: Work, go_on: GoOn) -> Prepared:
         return self._prepared
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
         raise NotImplementedError
 
 

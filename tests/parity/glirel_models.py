@@ -69,9 +69,11 @@ def _in_words(text: str, spans: Sequence[Span]) -> list[list[int]]:
     return [[firsts.index(start), ends.index(end)] for start, end in spans]
 
 
-def make_reference(directory: Path, config: Mapping[str, object], *, encoder: str = "bert", seed: int = 0) -> Reference:
+def make_reference(
+    directory: Path, config: Mapping[str, object], *, encoder: str = "bert", seed: int = 0, positions: int = 256
+) -> Reference:
     """`config`: keys of glirel_config.json over those of the published model."""
-    base = write_checkpoint(encoder, directory / "base", positions=256, seed=seed)
+    base = write_checkpoint(encoder, directory / "base", positions=positions, seed=seed)
     settings = {
         "model_name": str(base), "fine_tune": True, "subtoken_pooling": "first", "hidden_size": HIDDEN, "max_width": 12,
         "max_len": WORDS, "dropout": 0.4, "rel_mode": "marker", "span_marker_mode": "markerv1", "label_embed_strategy": "both",

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupporte
 from libs.models import EntitiesWork, ExtractResult, Given, PackedModel, Relation, RelationsWork, load_model
 from libs.models.text.heads.extraction import pairs
 from libs.models.text.processing.extraction import glirel
+from libs.models.work import SparseRow
 from tests.parity.gliner_models import slug
 from tests.parity.glirel_models import LABELS, WORDS, Found, Reference, Span, make_reference, spans_of
 
@@ -231,8 +233,40 @@ def test_words_without_tokens_are_left_out(make: Make) -> None:
 def test_only_the_best_relations_of_a_text_are_given(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(make({}).directory)
     every = answers(model, work(threshold=0.0))[0][0]
-    monkeypatch.setattr(glirel, "MOST_RELATIONS", 7)
+    monkeypatch.setattr(glirel, "MAX_RELATIONS", 7)
     assert answers(model, work(threshold=0.0))[0][0] == every[:7]
+
+
+@pytest.mark.parametrize("share", [0, 500, 2000])
+def test_an_item_has_the_best_relations_of_its_share_alone_and_in_a_batch(make: Make, share: int) -> None:
+    model = load(make({}).directory)
+    every = answers(model, work(threshold=0.0))[0][0]
+    own, other = (replace(model.prepare(one), answer_bytes=share) for one in (work(TEXTS[:1], SPANS[:1], threshold=0.0), work()))
+    outputs = model.forward("relations", [*other.sequences, *own.sequences])
+    alone, among = (model.finish(own, found) for found in (model.forward_all(own), outputs[len(other.sequences) :]))
+    assert isinstance(alone, ExtractResult)
+    assert isinstance(among, ExtractResult)
+    (cut,), (batched,) = alone.items, among.items
+    assert cut.truncated
+    assert len(cut.relations) == len(batched.relations) < len(every)
+    assert bool(cut.relations) == (share > 0)
+    ends = [[(one.head.start, one.tail.start, one.label) for one in found] for found in (cut.relations, batched.relations, every)]
+    assert ends[0] == ends[1] == ends[2][: len(cut.relations)]
+
+
+def test_of_very_many_relations_the_head_keeps_those_that_an_answer_may_have(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(make({}).directory)
+    every = answers(model, work(threshold=0.0))[0][0]
+    for module in (glirel, pairs):
+        monkeypatch.setattr(module, "MAX_RELATIONS", 7)
+    prepared = model.prepare(work(threshold=0.0))
+    outputs = model.forward_all(prepared)
+    assert isinstance(outputs[0], SparseRow)
+    assert len(outputs[0].values) == 8
+    result = model.finish(prepared, outputs)
+    assert isinstance(result, ExtractResult)
+    assert (result.items[0].relations, result.items[0].truncated) == (every[:7], True)
+    assert answers(model, work(threshold=every[6].score))[0][0] == every[:7]
 
 
 def test_wrong_requests(make: Make) -> None:

@@ -126,7 +126,7 @@ def test_only_the_best_relations_of_a_text_are_answered(make: Make, monkeypatch:
     model = load(make(KINDS[0]).directory)
     work = RelationsWork(TEXTS[2:3], tuple(RELATIONS), tuple(LABELS), threshold=0.0)
     every = relations(model, work)[0]
-    monkeypatch.setattr(gliner, "MOST_RELATIONS", 3)
+    monkeypatch.setattr(gliner, "MAX_RELATIONS", 3)
     assert relations(model, work)[0] == every[:3]
 
 

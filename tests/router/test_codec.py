@@ -11,7 +11,18 @@ from shoal.v1 import tensor_pb2, worker_pb2
 
 from libs.errors import InputTooLong, InternalError
 from services.router.admission.control import Part, split
-from services.router.lanes.codec import Stamp, failed, job_payloads, job_result, merge_encode, merge_extract, merge_score, ranking
+from services.router.lanes import chunks
+from services.router.lanes.codec import (
+    Response,
+    Stamp,
+    failed,
+    job_payloads,
+    job_result,
+    merge_encode,
+    merge_extract,
+    merge_score,
+    ranking,
+)
 
 STAMP = Stamp("request", 2000, 1000)
 
@@ -51,7 +62,7 @@ def test_items_keep_their_entities() -> None:
 
 def test_dense_answers_are_joined_by_row() -> None:
     values = np.arange(20, dtype=np.float32).reshape(5, 4)
-    parts = [pb.EncodeResponse(dense=tensor(part), model_revision="r") for part in (values[:2], values[2:])]
+    parts: list[Response] = [pb.EncodeResponse(dense=tensor(part), model_revision="r") for part in (values[:2], values[2:])]
     merged = merge_encode(parts)
     assert merged.dense == tensor(values)
     assert merged.model_revision == "r"
@@ -77,7 +88,9 @@ def test_multi_vectors_and_sparse_rows_are_joined() -> None:
         tensor_pb2.SparseMatrix(columns=9, offsets=[0, 2], indices=b"11112222", values=tensor(np.array([1.0, 2.0]))),
         tensor_pb2.SparseMatrix(columns=9, offsets=[0, 0, 1], indices=b"3333", values=tensor(np.array([3.0]))),
     ]
-    parts = [pb.EncodeResponse(multi_vector=first, sparse=second) for first, second in zip(ragged, sparse, strict=True)]
+    parts: list[Response] = [
+        pb.EncodeResponse(multi_vector=first, sparse=second) for first, second in zip(ragged, sparse, strict=True)
+    ]
     merged = merge_encode(parts)
     assert list(merged.multi_vector.offsets) == [0, 1, 3, 5]
     assert list(merged.multi_vector.values.shape) == [5, 2]
@@ -87,7 +100,7 @@ def test_multi_vectors_and_sparse_rows_are_joined() -> None:
 
 
 def test_usage_adds_up_and_timings_are_the_largest() -> None:
-    parts = [
+    parts: list[Response] = [
         pb.ExtractResponse(usage=pb.Usage(input_tokens=tokens), timings=pb.Timings(queue_seconds=wait, forward_seconds=1.0))
         for tokens, wait in ((3, 0.5), (4, 0.25))
     ]
@@ -127,3 +140,19 @@ def test_answers_that_do_not_fit_together_are_our_fault() -> None:
     for other in (pb.EncodeResponse(), pb.EncodeResponse(dense=tensor(np.ones((1, 3)))), pb.ScoreResponse()):
         with pytest.raises(InternalError):
             merge_encode([dense, other])
+
+
+def test_answers_leave_memory_as_they_are_merged() -> None:
+    parts: list[Response] = [pb.ExtractResponse(results=[pb.Extraction(text=text)]) for text in "ab"]
+    assert [result.text for result in merge_extract(parts).results] == ["a", "b"]
+    assert not parts
+
+
+def test_one_sparse_answer_with_weights_left_out_marks_all() -> None:
+    rows = [
+        tensor_pb2.SparseMatrix(columns=9, offsets=[0, 1], indices=b"\1\0\0\0", values=tensor(np.array([1.0])), truncated=cut)
+        for cut in (False, True)
+    ]
+    assert merge_encode([pb.EncodeResponse(sparse=part) for part in rows]).sparse.truncated
+    (only,) = chunks.split(pb.EncodeResponse(sparse=rows[1]))
+    assert only.sparse.truncated

@@ -95,10 +95,10 @@ def test_what_is_refused_says_how_many_items_may_come() -> None:
 def test_labels_that_an_answer_would_repeat_into_hundreds_of_megabytes_are_refused() -> None:
     task = pb.ClassifyTask(labels=[f"{number:03}{'x' * 997}" for number in range(256)])
     items = [pb.Item(text="a")] * 900
-    with pytest.raises(InvalidInput, match="send at most 32 items at a time") as caught:
+    with pytest.raises(InvalidInput, match="send at most 16 items at a time") as caught:
         check_extract(pb.ExtractRequest(model=MODEL, items=items, classify=task), CLASSIFIES)
     assert caught.value.field == "items"
-    check_extract(pb.ExtractRequest(model=MODEL, items=items[:32], classify=task), CLASSIFIES)
+    check_extract(pb.ExtractRequest(model=MODEL, items=items[:16], classify=task), CLASSIFIES)
 
 
 @pytest.mark.parametrize(("named", "own"), [(256, 0), (0, 1_000)])
@@ -274,18 +274,6 @@ def test_requests_in_flight_take_no_more_than_they_are_counted_as(tmp_path: Path
             assert codes == {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED}, verb
             print(f"{verb}: {peak.grown / 1e6:.1f} MB")
             assert peak.grown < 1.5 * limit, verb
-
-
-def test_any_number_of_regions_may_have_the_same_label() -> None:
-    """4,096 of an item, of the longest label."""
-    finds = card(tasks=[models_pb2.TASK_REGIONS])
-    request = pb.ExtractRequest(model=MODEL, regions=pb.RegionsTask(labels=["cat", "a" * 224]))
-    request.items.extend([pb.Item(image=pb.Image(data=b"p"))] * 65)
-    with pytest.raises(InvalidInput, match="send at most 64 items at a time") as caught:
-        check_extract(request, finds)
-    assert caught.value.field == "items"
-    del request.items[64:]
-    check_extract(request, finds)
 
 
 def test_pooling_is_for_multi_vectors_and_within_its_range() -> None:

@@ -161,7 +161,7 @@ async def test_a_client_with_the_default_limit_gets_what_encode_cannot_give_it(r
     assert [chunk.HasField("usage") for chunk in chunks] == [chunk.HasField("timings") for chunk in chunks]
     assert [chunk.HasField("usage") for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert {chunk.model_revision for chunk in chunks} == {"r1"}
-    assert without_timings(codec.merge_encode(chunks)) == without_timings(whole)
+    assert without_timings(codec.merge_encode(list(chunks))) == without_timings(whole)
     assert chunks[-1].timings.forward_seconds == whole.timings.forward_seconds == 2999
     assert chunks[-1].timings.total_seconds > 0
 
@@ -173,7 +173,7 @@ async def test_every_form_is_that_of_encode(redis_url: str) -> None:
         whole = await client.inference.Encode(request, timeout=30)
         chunks = await read_all(stub.EncodeStream(request, timeout=30))
     assert len(chunks) >= 4
-    assert without_timings(codec.merge_encode(chunks)) == without_timings(whole)
+    assert without_timings(codec.merge_encode(list(chunks))) == without_timings(whole)
 
 
 async def test_the_first_rows_come_before_the_others_are_made(redis_url: str) -> None:
@@ -187,7 +187,7 @@ async def test_the_first_rows_come_before_the_others_are_made(redis_url: str) ->
         worker.resume()
         chunks = [first, *await read_all(call)]
         assert len(worker.jobs) == len({job.job_id for job in worker.jobs}) > 2, "nothing is asked of a worker twice"
-    assert codec.merge_encode(chunks).dense == wide_answer(request).dense
+    assert codec.merge_encode(list(chunks)).dense == wide_answer(request).dense
 
 
 async def test_answers_that_come_in_another_order_are_sent_in_that_of_the_items(redis_url: str) -> None:
@@ -206,7 +206,7 @@ async def test_answers_that_come_in_another_order_are_sent_in_that_of_the_items(
             await until(others_are_done, "all jobs but the first")
             first.resume()
             chunks = await read_all(call)
-    assert codec.merge_encode(chunks).dense == wide_answer(request).dense
+    assert codec.merge_encode(list(chunks)).dense == wide_answer(request).dense
 
 
 async def test_what_is_refused_is_refused_as_by_encode(redis_url: str) -> None:
@@ -381,7 +381,7 @@ async def test_a_repeated_call_joins_the_work_of_the_first(redis_url: str) -> No
         first.cancel()
         worker.resume()
         chunks = await read_all(again)
-    assert codec.merge_encode(chunks).dense == wide_answer(request).dense
+    assert codec.merge_encode(list(chunks)).dense == wide_answer(request).dense
 
 
 @given(
@@ -413,7 +413,7 @@ def test_parts_of_an_answer_are_whole_and_joined_it(
         assert len(set(items)) == 1
         assert items[0] == 1 or numbers(chunk) <= most_bytes
     assert [chunk.HasField("usage") for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
-    assert codec.merge_encode(chunks) == answer
+    assert codec.merge_encode(list(chunks)) == answer
 
 
 def numbers(chunk: pb.EncodeResponse) -> int:

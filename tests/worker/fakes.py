@@ -28,6 +28,8 @@ ENDLESS = "\N{INFINITY}"
 SLOW = "\N{TURTLE}"
 LAYERED = "\N{ONION}"
 CREEPING = "\N{SNAIL}"
+LASTING = "\N{HOURGLASS}"
+STUCK = "\N{LOCK}"
 MAX_TOKENS = 1000
 
 
@@ -35,7 +37,8 @@ class FakeModel:
     """A token is a character; a text's vector is (number of tokens, sum of their code points).
 
     A forward pass with POISON in it raises, one text with ENDLESS gives NaN, and SLOW waits until `gate` is set, as does
-    LAYERED, between two layers. A text with CREEPING is prepared until somebody ends it.
+    LAYERED, between two layers. A text with CREEPING is prepared until somebody ends it. An answer with LASTING is made until its
+    job ends, and one with STUCK waits until `gate` is set without yielding.
     """
 
     def __init__(self, name: str = "org/fake", size: int = 100) -> None:
@@ -60,6 +63,8 @@ class FakeModel:
         self.started = threading.Event()
         self.creeping = 0
         """Texts with CREEPING that are prepared."""
+        self.lasting = 0
+        """Answers with LASTING or STUCK that are made."""
         self.twin: FakeModel | None = None
         self.widenings: list[int] = []
         """The thread of each call of `widened`, which gives `twin`."""
@@ -98,7 +103,17 @@ class FakeModel:
         total = float("nan") if ord(ENDLESS) in sequence.ids else float(sequence.ids.sum() + len(sequence.adapter))
         return np.array([sequence.tokens, total], dtype=np.float32)
 
-    def finish(self, prepared: Prepared, outputs: list[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: list[Output], go_on: GoOn = go_on_anyway) -> Result:
+        texts = "".join(prepared.work.texts) if isinstance(prepared.work, EncodeWork) else ""
+        self.lasting += LASTING in texts or STUCK in texts
+        try:
+            while LASTING in texts:
+                time.sleep(0.001)
+                go_on()
+            if STUCK in texts:
+                self.gate.wait(30)
+        finally:
+            self.lasting -= LASTING in texts or STUCK in texts
         rows = np.stack(cast("list[NDArray[np.float32]]", outputs)) if outputs else np.zeros((0, 2), np.float32)
         return EncodeResult(dense=Stored("float32", rows.shape, rows))
 

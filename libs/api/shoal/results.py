@@ -124,6 +124,8 @@ class Sparse:
     indices: npt.NDArray[np.int32]
     indptr: Integers
     shape: tuple[int, int]
+    truncated: bool = False
+    """Whether a row had more weights than its share of the answer holds, and only the largest are here."""
 
     def __repr__(self) -> str:
         return f"Sparse({self.shape[0]} x {self.shape[1]}, {len(self.data)} weights)"
@@ -319,6 +321,8 @@ class Extraction:
     structures: tuple[Structure, ...] = ()
     finish_reason: Literal["", "stop", "length"] = ""
     form: Mapping[str, object] | None = None
+    truncated: bool = False
+    """Whether results were left out, those with the lowest scores: more was found than the item's share of the answer holds."""
 
     def __repr__(self) -> str:
         found = ((field.name, getattr(self, field.name)) for field in fields(self))

@@ -12,6 +12,7 @@ import numpy as np
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
 from libs.kernels.attention.paged import pages_for
+from libs.models.answering import extracted
 from libs.models.documents import Page
 from libs.models.generation.decoding.loop import DecodeLoop
 from libs.models.generation.decoding.sequences import DecodeSequence, Request, pages_needed
@@ -134,15 +135,14 @@ class WriterModel:
         fields = fields if len(fields) == len(sequences) else ()
         return Prepared(without_images(work), WRITE, sequences, notes=notes, fields=fields, image_tokens=images)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
         notes = prepared.notes
         written = [output for output in outputs if isinstance(output, WrittenIds)]
         if not isinstance(notes, _Notes) or len(written) != len(outputs):
             raise TypeError("the job was not prepared, or not computed, by a model that writes")
         made = self._reader.finish(notes.work, notes.of_reader, written) if written else ExtractResult([])
-        if notes.items is None:
-            return made
-        return ExtractResult([_answer(item, made.items) for item in notes.items], made.output_tokens)
+        items = made.items if notes.items is None else (_answer(item, made.items) for item in notes.items)
+        return extracted(items, prepared.answer_bytes, go_on, made.output_tokens)
 
     def places(self, prepared: Prepared) -> Sequence[tuple[int, int]]:
         """The item and the page (0: none) of each sequence; empty: what is written of the job is no text before it is finished."""

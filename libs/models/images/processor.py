@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.errors import TaskNotSupported
+from libs.models.answering import extracted
 from libs.models.images.patches import ImageInput
 from libs.models.images.texts import ImageModelTexts
 from libs.models.recall import JobRecall, Recall
@@ -104,7 +105,7 @@ class ImageProcessor:
             known=known.known([sequence for _, sequence in found]),
         )
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
         work, rows = prepared.work, cast("Sequence[Array]", outputs)
         match work:
             case EncodeWork():
@@ -112,7 +113,7 @@ class ImageProcessor:
             case ScoreWork():
                 return ScoreResult(answers.cosine_scores(rows[0], np.stack(rows[1:]), work.scale))
             case ClassifyWork():
-                return self._classified(work, np.stack(rows))
+                return self._classified(work, np.stack(rows), prepared.answer_bytes, go_on)
         raise unsupported(work, self._card)
 
     def _sequence(self, parts: Parts, truncation: Truncation, go_on: GoOn, known: JobRecall) -> tuple[Head, InputSequence]:
@@ -127,7 +128,7 @@ class ImageProcessor:
             raise TaskNotSupported(f"{self._card.model} reads images, not texts", field=part.field)
         return TEXT_HEAD, self._texts.sequence(part.content, part.field, truncation, go_on)
 
-    def _classified(self, work: ClassifyWork, vectors: Array) -> ExtractResult:
+    def _classified(self, work: ClassifyWork, vectors: Array, answer_bytes: int, go_on: GoOn) -> ExtractResult:
         """`vectors`: of the items, then of the labels' prompts."""
         if self._labels is None:
             raise unsupported(work, self._card)
@@ -136,4 +137,4 @@ class ImageProcessor:
         alone = self._labels.each_alone if work.multi_label is None else work.multi_label
         scores = answers.sigmoid(logits) if alone else np.stack([softmax(row) for row in logits])
         found = (answers.best_first(list(zip(work.labels, row, strict=True)), work.threshold) for row in scores)
-        return ExtractResult([Extraction(labels=each) for each in found])
+        return extracted((Extraction(labels=each) for each in found), answer_bytes, go_on)

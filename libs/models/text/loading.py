@@ -111,8 +111,8 @@ class TextsAlone:
         refuse_parts(work)
         return self._processor.prepare(work, go_on)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
-        return self._processor.finish(prepared, outputs)
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn) -> Result:
+        return self._processor.finish(prepared, outputs, go_on)
 
 
 class Tokenising:
@@ -125,8 +125,8 @@ class Tokenising:
         with failing(_cannot_tokenise):
             return self._processor.prepare(work, go_on)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
-        return self._processor.finish(prepared, outputs)
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn) -> Result:
+        return self._processor.finish(prepared, outputs, go_on)
 
 
 def broken_tokenizer(problem: str) -> ModelBroken:

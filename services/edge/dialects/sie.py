@@ -387,7 +387,7 @@ def _extraction(result: pb.Extraction) -> dict[str, Any]:
     ]
     found = {"entities": entities, "relations": relations, "classifications": classifications, "objects": objects}
     pages = [{"page": one.page, "text": one.text, "is_text_layer": one.is_text_layer} for one in result.pages]
-    read = {name: value for name, value in (("text", result.text), ("pages", pages)) if value}
+    read = {name: value for name, value in (("text", result.text), ("pages", pages), ("truncated", result.truncated)) if value}
     return found | ({"data": _data(result)} if result.structures else {}) | read
 
 

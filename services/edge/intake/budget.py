@@ -83,7 +83,7 @@ class Budget:
 
 
 class Reservation:
-    """What one request holds. `tenant`: whose it is; None: nobody has identified the caller."""
+    """What one request holds. `tenant`: whose it is; None: no router has identified the caller."""
 
     __slots__ = ("_budget", "address", "bytes", "tenant")
 

@@ -26,6 +26,9 @@ FREE_BYTES: Final = 64 * 1024
 """Of a body that are read or inflated before a router has identified the caller, in addition to what one read of the socket brings.
 Also the size from which a body is handled in a thread: for a smaller one the hand-over takes longer than decoding."""
 
+SMALL_BYTES: Final = 16 * 1024
+"""So much of a body may wait, without being counted, until its caller is identified: 4 MiB of all callers that are asked about."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -49,6 +52,9 @@ class Payer:
     async def take(self, size: int) -> None:
         """Holds `size` bytes more. Raises Problem for a caller that is refused, or that holds too much."""
         must_identify = self._reservation.must_identify(size)
+        if must_identify and size <= SMALL_BYTES:
+            # Not held while a router is asked: others whom no router knows may hold all that such callers may.
+            await self.identify()
         self._reservation.take(size)
         if must_identify:
             await self.identify()

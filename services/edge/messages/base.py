@@ -155,6 +155,20 @@ class Answer:
     headers: Headers = ()
 
 
+def noting_truncation(step: Answer | Question, reply: Message) -> Answer | Question:
+    """The answer made of a reply, with the header `x-shoal-truncated: true` if the reply lacks results that were found."""
+    match reply:
+        case pb.ExtractResponse():
+            is_cut = any(result.truncated for result in reply.results)
+        case pb.EncodeResponse():
+            is_cut = reply.sparse.truncated
+        case _:
+            is_cut = False
+    if not is_cut or not isinstance(step, Answer):
+        return step
+    return replace(step, headers=(*step.headers, (b"x-shoal-truncated", b"true")))
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """A call of the mesh. `answer`: makes a response of its reply, or the next question. `fields`: what the caller calls our

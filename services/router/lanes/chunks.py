@@ -141,7 +141,7 @@ class _Ragged:
 
 class _Sparse:
     def __init__(self, sparse: tensor_pb2.SparseMatrix) -> None:
-        self._columns = sparse.columns
+        self._columns, self._truncated = sparse.columns, sparse.truncated
         self._values = _Tensor(sparse.values)
         self._indices = memoryview(sparse.indices)
         self._offsets: Offsets = np.array(sparse.offsets, np.int64)
@@ -150,7 +150,7 @@ class _Sparse:
     def put(self, chunk: pb.EncodeResponse, first: int, end: int) -> None:
         offsets = self._offsets[first : end + 1]
         begin, stop = int(offsets[0]), int(offsets[-1])
-        chunk.sparse.columns = self._columns
+        chunk.sparse.columns, chunk.sparse.truncated = self._columns, self._truncated
         chunk.sparse.offsets.extend((offsets - begin).tolist())
         chunk.sparse.indices = bytes(self._indices[_INDEX_BYTES * begin : _INDEX_BYTES * stop])
         chunk.sparse.values.CopyFrom(self._values.between(begin, stop))

@@ -42,7 +42,8 @@ _MOST_COUNT: Final = (1 << 64) - 1
 @dataclass(frozen=True, slots=True)
 class Stamp:
     """Fields that all jobs of a request share. Times are Unix ms by Redis' clock; `weight`: of the tenant; `traceparent`: of the
-    span that sends them, empty if there is none. `written_to`: the router that passes on what is written meanwhile; empty: none."""
+    span that sends them, empty if there is none. `written_to`: the router that passes on what is written meanwhile; empty: none.
+    `item_answer_bytes`: the most that the results of an item may take; 0: any number."""
 
     request_id: str
     deadline_ms: int
@@ -51,6 +52,7 @@ class Stamp:
     weight: float = 1.0
     traceparent: str = ""
     written_to: str = ""
+    item_answer_bytes: int = 0
 
 
 def items_of(request: Request) -> Sequence[pb.Item]:
@@ -88,6 +90,7 @@ def _job(request: Request, job_id: str, first: int, stamp: Stamp) -> bytes:
         weight=stamp.weight,
         traceparent=stamp.traceparent,
         written_to=stamp.written_to,
+        item_answer_bytes=stamp.item_answer_bytes,
     )
     if isinstance(request, pb.EncodeRequest):
         job.encode.CopyFrom(request)
@@ -190,18 +193,26 @@ def failed(error: ShoalError) -> bytes:
     return worker_pb2.JobResult(failure=failure).SerializeToString()
 
 
-def merge_encode(parts: Sequence[Response]) -> pb.EncodeResponse:
-    """One answer from the answers to a request's jobs, in order. Raises InternalError if they do not fit together."""
+def merge_encode(parts: list[Response]) -> pb.EncodeResponse:
+    """One answer from the answers to a request's jobs, in order. Raises InternalError if they do not fit together.
+
+    Empties `parts`, so that no answer stays in memory once it was merged.
+    """
     answers = _all_of(pb.EncodeResponse, parts)
+    parts.clear()
     if len(answers) == 1:
         return answers[0]
     merged = pb.EncodeResponse(model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers))
-    if dense := _present([answer.dense if answer.HasField("dense") else None for answer in answers]):
-        merged.dense.CopyFrom(_join_tensors(dense))
-    if sparse := _present([answer.sparse if answer.HasField("sparse") else None for answer in answers]):
-        merged.sparse.CopyFrom(_join_sparse(sparse))
-    if ragged := _present([answer.multi_vector if answer.HasField("multi_vector") else None for answer in answers]):
-        merged.multi_vector.CopyFrom(_join_ragged(ragged))
+    dense = _present([answer.dense if answer.HasField("dense") else None for answer in answers])
+    sparse = _present([answer.sparse if answer.HasField("sparse") else None for answer in answers])
+    ragged = _present([answer.multi_vector if answer.HasField("multi_vector") else None for answer in answers])
+    answers.clear()
+    if dense:
+        _join_tensors(dense, merged.dense)
+    if sparse:
+        _join_sparse(sparse, merged.sparse)
+    if ragged:
+        _join_ragged(ragged, merged.multi_vector)
     return merged
 
 
@@ -219,21 +230,23 @@ def merge_score(parts: Sequence[Response], top_n: int) -> pb.ScoreResponse:
     """As merge_encode; the ranking is over all documents."""
     answers = _all_of(pb.ScoreResponse, parts)
     merged = pb.ScoreResponse(model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers))
-    merged.scores.CopyFrom(_join_tensors([answer.scores for answer in answers]))
+    _join_tensors([answer.scores for answer in answers], merged.scores)
     if merged.scores.data_type != tensor_pb2.DATA_TYPE_FLOAT32 or len(merged.scores.shape) != 1:
         raise InternalError("a worker answered with scores that are no list of float32")
     merged.ranking.extend(ranking(np.frombuffer(merged.scores.data, "<f4"), top_n))
     return merged
 
 
-def merge_extract(parts: Sequence[Response]) -> pb.ExtractResponse:
-    """As merge_encode."""
+def merge_extract(parts: list[Response]) -> pb.ExtractResponse:
+    """As merge_encode. Empties `parts`, so that no answer stays in memory once it was merged."""
     answers = _all_of(pb.ExtractResponse, parts)
+    parts.clear()
     if len(answers) == 1:
         return answers[0]
     merged = pb.ExtractResponse(model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers))
-    for answer in answers:
-        merged.results.extend(answer.results)
+    answers.reverse()
+    while answers:
+        merged.results.extend(answers.pop().results)
     return merged
 
 
@@ -275,37 +288,40 @@ def _timings(answers: Sequence[Response]) -> pb.Timings:
     return pb.Timings(**{name: max(getattr(answer.timings, name) for answer in answers) for name in names})
 
 
-def _join_tensors(tensors: Sequence[tensor_pb2.Tensor]) -> tensor_pb2.Tensor:
-    """Concatenates along the first axis. BINARY pads each row, so its bytes can be concatenated too."""
+def _join_tensors(tensors: list[tensor_pb2.Tensor], joined: tensor_pb2.Tensor) -> None:
+    """Concatenates along the first axis into `joined`. BINARY pads each row, so its bytes can be concatenated too.
+
+    Empties `tensors`: their bytes are in memory at most twice.
+    """
     first = tensors[0]
-    if len(tensors) == 1:
-        return first
-    inner = list(first.shape[1:])
-    if any(not tensor.shape or tensor.data_type != first.data_type or list(tensor.shape[1:]) != inner for tensor in tensors):
+    data_type, inner = first.data_type, list(first.shape[1:])
+    del first
+    if any(not tensor.shape or tensor.data_type != data_type or list(tensor.shape[1:]) != inner for tensor in tensors):
         raise InternalError("the jobs of a request were answered in different shapes")
-    return tensor_pb2.Tensor(
-        data_type=first.data_type,
-        shape=[sum(tensor.shape[0] for tensor in tensors), *inner],
-        data=b"".join([tensor.data for tensor in tensors]),
-        scale=b"".join([tensor.scale for tensor in tensors]),
-        offset=b"".join([tensor.offset for tensor in tensors]),
-    )
+    joined.data_type = data_type
+    joined.shape.extend([sum(tensor.shape[0] for tensor in tensors), *inner])
+    joined.scale = b"".join([tensor.scale for tensor in tensors])
+    joined.offset = b"".join([tensor.offset for tensor in tensors])
+    tensors.reverse()
+    joined.data = b"".join([tensors.pop().data for _ in range(len(tensors))])
 
 
-def _join_ragged(parts: Sequence[tensor_pb2.Ragged]) -> tensor_pb2.Ragged:
-    offsets = _join_offsets([part.offsets for part in parts])
-    return tensor_pb2.Ragged(values=_join_tensors([part.values for part in parts]), offsets=offsets)
+def _join_ragged(parts: list[tensor_pb2.Ragged], joined: tensor_pb2.Ragged) -> None:
+    joined.offsets.extend(_join_offsets([part.offsets for part in parts]))
+    values = [part.values for part in parts]
+    parts.clear()
+    _join_tensors(values, joined.values)
 
 
-def _join_sparse(parts: Sequence[tensor_pb2.SparseMatrix]) -> tensor_pb2.SparseMatrix:
+def _join_sparse(parts: list[tensor_pb2.SparseMatrix], joined: tensor_pb2.SparseMatrix) -> None:
     if len({part.columns for part in parts}) != 1:
         raise InternalError("the jobs of a request were answered in different widths")
-    return tensor_pb2.SparseMatrix(
-        columns=parts[0].columns,
-        offsets=_join_offsets([part.offsets for part in parts]),
-        indices=b"".join([part.indices for part in parts]),
-        values=_join_tensors([part.values for part in parts]),
-    )
+    joined.columns, joined.truncated = parts[0].columns, any(part.truncated for part in parts)
+    joined.offsets.extend(_join_offsets([part.offsets for part in parts]))
+    joined.indices = b"".join([part.indices for part in parts])
+    values = [part.values for part in parts]
+    parts.clear()
+    _join_tensors(values, joined.values)
 
 
 def _join_offsets(parts: Sequence[Sequence[int]]) -> list[int]:

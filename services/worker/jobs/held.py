@@ -11,6 +11,7 @@ from typing import Final
 
 from shoal.v1 import inference_pb2, worker_pb2
 
+from libs.errors import DeadlinePassed
 from libs.models import Output, Prepared
 from services.worker.jobs.spans import UNTRACED, JobSpan
 from services.worker.memory.resident import Resident
@@ -18,6 +19,10 @@ from services.worker.scheduling.batcher import Flow
 
 WEIGHTS: Final = (1e-3, 1e3)
 """Tenants' weights are clamped to this range, whatever a router sends."""
+
+
+class Unwanted(Exception):
+    """The job was cancelled: no caller waits for its answer, and work on it ends without one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +65,8 @@ class HeldJob:
     """Bytes that preparing the job reads."""
     estimated_tokens: int = 0
     """Tokens estimated from these bytes, before the job is tokenised."""
+    finish_bytes: int = 0
+    """Bytes of outputs that making the answer reads."""
     prepared: Prepared | None = None
     outputs: dict[int, Output] = field(default_factory=dict)
     prepare_seconds: float = 0.0
@@ -86,6 +93,13 @@ class HeldJob:
         kind = self.job.WhichOneof("operation")
         if kind is not None:
             self.job.ClearField(kind)
+
+    def check_wanted(self, unix_time: float, done: str) -> None:
+        """Raises Unwanted if the job was cancelled, and DeadlinePassed if its deadline passed before it was `done`."""
+        if self.unwanted:
+            raise Unwanted
+        if self.deadline_unix <= unix_time:
+            raise DeadlinePassed(f"the deadline passed before the job was {done}")
 
     @property
     def deadline_unix(self) -> float:

@@ -50,7 +50,7 @@ from libs.models import (
 )
 from libs.models.documents import DocumentFile
 from libs.models.results import Field
-from libs.models.work import TextKind, TextLayer, TextWork, Turn
+from libs.models.work import GoOn, TextKind, TextLayer, TextWork, Turn, go_on_anyway
 from libs.versions import WIRE_VERSION
 
 _Word = TypeVar("_Word")
@@ -176,10 +176,18 @@ def to_work(job: worker_pb2.Job, *, scope: str | None = None) -> Work:
     raise TaskNotSupported(f"no operation of the job is known to this worker (wire version {WIRE_VERSION}): upgrade it")
 
 
-def result_of(result: Result, *, revision: str, tokens: int, timings: Timings, image_tokens: int = 0) -> bytes:
+def result_of(
+    result: Result,
+    *,
+    revision: str,
+    tokens: int,
+    timings: Timings,
+    image_tokens: int = 0,
+    go_on: GoOn = go_on_anyway,
+) -> bytes:
     """A serialised JobResult. A job's ScoreResponse has no ranking: only the router sees all documents.
 
-    `image_tokens`: those of `tokens` that were made of images."""
+    `image_tokens`: those of `tokens` that were made of images. `go_on` is called before each item of an extraction."""
     usage = inference_pb2.Usage(input_tokens=tokens, image_tokens=image_tokens)
     times = inference_pb2.Timings(
         queue_seconds=timings.queue,
@@ -197,7 +205,9 @@ def result_of(result: Result, *, revision: str, tokens: int, timings: Timings, i
             message.score.CopyFrom(inference_pb2.ScoreResponse(scores=_scores(result)))
             answer = message.score
         case ExtractResult():
-            message.extract.CopyFrom(inference_pb2.ExtractResponse(results=[_extraction(item) for item in result.items]))
+            for item in result.items:
+                go_on()
+                message.extract.results.append(_extraction(item))
             usage.output_tokens = result.output_tokens
             answer = message.extract
     answer.model_revision = revision
@@ -495,7 +505,13 @@ def _encode_response(result: EncodeResult) -> inference_pb2.EncodeResponse:
         sparse = result.sparse
         rows = np.ascontiguousarray(sparse.indices, dtype="<u4").tobytes()
         response.sparse.CopyFrom(
-            tensor_pb2.SparseMatrix(columns=sparse.columns, offsets=sparse.offsets, indices=rows, values=_tensor(sparse.values))
+            tensor_pb2.SparseMatrix(
+                columns=sparse.columns,
+                offsets=sparse.offsets,
+                indices=rows,
+                values=_tensor(sparse.values),
+                truncated=sparse.truncated,
+            )
         )
     if result.multi_vector is not None:
         ragged = tensor_pb2.Ragged(values=_tensor(result.multi_vector.values), offsets=result.multi_vector.offsets)
@@ -552,6 +568,7 @@ def _extraction(item: Extraction) -> inference_pb2.Extraction:
         structures=[
             inference_pb2.Structure(name=one.name, fields=[_field(each) for each in one.fields]) for one in item.structures
         ],
+        truncated=item.truncated,
     )
 
 

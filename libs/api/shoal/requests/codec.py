@@ -153,7 +153,7 @@ def sparse(message: tensor_pb2.SparseMatrix) -> Sparse:
     indices: npt.NDArray[np.int32] = np.frombuffer(message.indices, dtype="<i4")  # uint32 below 2**31: columns of a vocabulary.
     if indices.shape != values.shape or (len(indices) and not 0 <= indices.min() <= indices.max() < message.columns):
         raise ValueError(f"the indices do not fit {len(values)} values in {message.columns} columns")
-    return Sparse(values, indices, offsets, (len(offsets) - 1, message.columns))
+    return Sparse(values, indices, offsets, (len(offsets) - 1, message.columns), message.truncated)
 
 
 def _bounds(numbers: Any, rows: int) -> Integers:
@@ -214,6 +214,7 @@ def _extraction(message: inference_pb2.Extraction) -> Extraction:
         tuple(Structure(one.name, {field.name: _values(field) for field in one.fields}) for one in message.structures),
         _FINISHES.get(message.finish_reason, ""),
         json_format.MessageToDict(message.json) if message.HasField("json") else None,
+        message.truncated,
     )
 
 

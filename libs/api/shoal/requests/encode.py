@@ -49,6 +49,10 @@ class Encoding:
         return [self.representations] if isinstance(self.representations, str) else self.representations
 
 
+_SPARSE_BYTES = 1024
+"""4,096 sparse vectors in a request at most: they share 32 MiB of its answer, and each has room for 1,024 weights."""
+
+
 class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
     """Raises InvalidInput for arguments that no request can hold."""
 
@@ -71,7 +75,8 @@ class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
         self.most_items = most_items(self._items)
         self._rows = Rows(len(self._items))
         invalid = options.invalid("items", self._items)
-        super().__init__(item_lengths(self._items), invalid, repeated_bytes=self._frame.ByteSize())
+        answered_bytes = _SPARSE_BYTES if "sparse" in self._forms else 0
+        super().__init__(item_lengths(self._items), invalid, repeated_bytes=self._frame.ByteSize(), answered_bytes=answered_bytes)
 
     def is_large(self, lengths: Sequence[int]) -> bool:
         return is_large(lengths, self._forms, self._data_type, self._dimensions)

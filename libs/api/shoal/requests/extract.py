@@ -30,8 +30,12 @@ from shoal.tasks import Classify, Entities, Given, Items, ReadText, Regions, Rel
 from shoal.transport.methods import EXTRACT
 from shoal.v1 import inference_pb2 as pb
 
-_REGIONS = 4096  # of an item, at most
-_REGION_BYTES = 32
+_FOUND_BYTES = 16 << 10
+"""What each item of a request may have in its answer at least, where that depends on what is found: some hundred results. A request
+has no more items than that allows, since all of them share what an answer may have."""
+_DEFAULT_TOKENS = 256
+_TOKEN_BYTES = 4
+"""Routers let 1,048,576 tokens be written for a request: a quarter of the bytes of an answer."""
 _SCORE_BYTES = 16
 """What routers count for a label of an answer beside its name."""
 _AGGREGATIONS = {
@@ -119,13 +123,13 @@ def _given_entities(task: Task, items: int) -> Sequence[Sequence[Given]]:
 
 
 def _answered_bytes(frame: pb.ExtractRequest) -> int:
-    """What an answer may repeat for each item, by which routers limit requests; of regions they take eight times as much."""
-    if frame.HasField("regions"):
-        longest = max((len(label.encode()) for label in frame.regions.labels), default=0)
-        return _REGIONS * (_REGION_BYTES + longest) // 8
+    """What an answer may have for each item, by which routers limit requests and share answers."""
+    if frame.HasField("text"):
+        return _TOKEN_BYTES * (frame.text.max_tokens or _DEFAULT_TOKENS)
     if frame.HasField("structure"):
-        return schema_bytes(frame.structure)
-    return frame.ByteSize() + _SCORE_BYTES * _label_count(frame)
+        return max(_FOUND_BYTES, schema_bytes(frame.structure))
+    labels = frame.ByteSize() + _SCORE_BYTES * _label_count(frame)
+    return labels if frame.HasField("classify") else max(_FOUND_BYTES, labels)
 
 
 def _label_count(frame: pb.ExtractRequest) -> int:

@@ -105,7 +105,7 @@ def _sparse(parts: Sequence[Sparse]) -> Sparse | None:
     data: Numbers = _joined([part.data for part in parts])
     indices = _joined([part.indices for part in parts])
     shape = (sum(len(part) for part in parts), parts[0].shape[1])
-    return Sparse(data, indices, _offsets([part.indptr for part in parts]), shape)
+    return Sparse(data, indices, _offsets([part.indptr for part in parts]), shape, any(part.truncated for part in parts))
 
 
 def _usage(parts: Sequence[Usage]) -> Usage:

@@ -21,8 +21,9 @@ B = TypeVar("B", covariant=True)
 
 MAX_REPEATED_BYTES: Final = 192 << 20
 """What all items of a request may repeat: routers let a request make a worker read 256 MiB, of which items are 64 MiB at most."""
-MAX_ANSWERED_BYTES: Final = 8 << 20
-"""What the answer to a request may repeat of its labels, each with its score, as routers allow."""
+MAX_ANSWERED_BYTES: Final = 4 << 20
+"""What the answer to a request may repeat of its labels, each with its score, as routers allow; and what the results that depend on
+the items share."""
 
 
 ANY_NUMBER: Final = sys.maxsize

@@ -553,7 +553,7 @@ class Structure(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fields: _Optional[_Iterable[_Union[StructureField, _Mapping]]] = ...) -> None: ...
 
 class Extraction(_message.Message):
-    __slots__ = ("entities", "labels", "relations", "regions", "text", "finish_reason", "pages", "document_pages", "classifications", "structures", "json")
+    __slots__ = ("entities", "labels", "relations", "regions", "text", "finish_reason", "pages", "document_pages", "classifications", "structures", "json", "truncated")
     ENTITIES_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     RELATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -565,6 +565,7 @@ class Extraction(_message.Message):
     CLASSIFICATIONS_FIELD_NUMBER: _ClassVar[int]
     STRUCTURES_FIELD_NUMBER: _ClassVar[int]
     JSON_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     entities: _containers.RepeatedCompositeFieldContainer[Entity]
     labels: _containers.RepeatedCompositeFieldContainer[LabelScore]
     relations: _containers.RepeatedCompositeFieldContainer[Relation]
@@ -576,7 +577,8 @@ class Extraction(_message.Message):
     classifications: _containers.RepeatedCompositeFieldContainer[Classification]
     structures: _containers.RepeatedCompositeFieldContainer[Structure]
     json: _struct_pb2.Struct
-    def __init__(self, entities: _Optional[_Iterable[_Union[Entity, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[LabelScore, _Mapping]]] = ..., relations: _Optional[_Iterable[_Union[Relation, _Mapping]]] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., pages: _Optional[_Iterable[_Union[PageText, _Mapping]]] = ..., document_pages: _Optional[int] = ..., classifications: _Optional[_Iterable[_Union[Classification, _Mapping]]] = ..., structures: _Optional[_Iterable[_Union[Structure, _Mapping]]] = ..., json: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    truncated: bool
+    def __init__(self, entities: _Optional[_Iterable[_Union[Entity, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[LabelScore, _Mapping]]] = ..., relations: _Optional[_Iterable[_Union[Relation, _Mapping]]] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., pages: _Optional[_Iterable[_Union[PageText, _Mapping]]] = ..., document_pages: _Optional[int] = ..., classifications: _Optional[_Iterable[_Union[Classification, _Mapping]]] = ..., structures: _Optional[_Iterable[_Union[Structure, _Mapping]]] = ..., json: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., truncated: bool = ...) -> None: ...
 
 class ExtractDelta(_message.Message):
     __slots__ = ("item", "page", "text", "restarted")

@@ -28,9 +28,9 @@ class InferenceServiceStub:
 
     A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
     query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
-    Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
-    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096. For more vectors there is
-    EncodeStream, whose messages are below that.
+    The answer of each kind has a limit, which is known before any work is done: see EncodeRequest and ExtractRequest. Most clients of
+    gRPC refuse what is above 4 MiB when all the work is done, unless their `grpc.max_receive_message_length` allows more: 2,730 vectors
+    of 384 float32 numbers fit, or 255 of 4,096. For more vectors there is EncodeStream, whose messages are below that.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -106,9 +106,9 @@ class InferenceServiceAsyncStub:
 
     A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
     query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
-    Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
-    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096. For more vectors there is
-    EncodeStream, whose messages are below that.
+    The answer of each kind has a limit, which is known before any work is done: see EncodeRequest and ExtractRequest. Most clients of
+    gRPC refuse what is above 4 MiB when all the work is done, unless their `grpc.max_receive_message_length` allows more: 2,730 vectors
+    of 384 float32 numbers fit, or 255 of 4,096. For more vectors there is EncodeStream, whose messages are below that.
     """
 
     Encode: grpc.aio.UnaryUnaryMultiCallable[
@@ -183,9 +183,9 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
 
     A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
     query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
-    Answers have no limit of the mesh's, but most clients of gRPC refuse what is above 4 MiB when all the work is done, unless their
-    `grpc.max_receive_message_length` allows more: 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096. For more vectors there is
-    EncodeStream, whose messages are below that.
+    The answer of each kind has a limit, which is known before any work is done: see EncodeRequest and ExtractRequest. Most clients of
+    gRPC refuse what is above 4 MiB when all the work is done, unless their `grpc.max_receive_message_length` allows more: 2,730 vectors
+    of 384 float32 numbers fit, or 255 of 4,096. For more vectors there is EncodeStream, whose messages are below that.
     """
 
     @abc.abstractmethod

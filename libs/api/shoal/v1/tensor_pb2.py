@@ -14,19 +14,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15shoal/v1/tensor.proto\x12\x08shoal.v1\"k\n\x06Tensor\x12%\n\tdata_type\x18\x01 \x01(\x0e\x32\x12.shoal.v1.DataType\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\r\n\x05scale\x18\x04 \x01(\x0c\x12\x0e\n\x06offset\x18\x05 \x01(\x0c\";\n\x06Ragged\x12 \n\x06values\x18\x01 \x01(\x0b\x32\x10.shoal.v1.Tensor\x12\x0f\n\x07offsets\x18\x02 \x03(\r\"c\n\x0cSparseMatrix\x12\x0f\n\x07\x63olumns\x18\x01 \x01(\r\x12\x0f\n\x07offsets\x18\x02 \x03(\r\x12\x0f\n\x07indices\x18\x03 \x01(\x0c\x12 \n\x06values\x18\x04 \x01(\x0b\x32\x10.shoal.v1.Tensor*\xaa\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x02\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x03\x12\x12\n\x0e\x44\x41TA_TYPE_INT8\x10\x04\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\x05\x12\x14\n\x10\x44\x41TA_TYPE_BINARY\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15shoal/v1/tensor.proto\x12\x08shoal.v1\"k\n\x06Tensor\x12%\n\tdata_type\x18\x01 \x01(\x0e\x32\x12.shoal.v1.DataType\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\r\n\x05scale\x18\x04 \x01(\x0c\x12\x0e\n\x06offset\x18\x05 \x01(\x0c\";\n\x06Ragged\x12 \n\x06values\x18\x01 \x01(\x0b\x32\x10.shoal.v1.Tensor\x12\x0f\n\x07offsets\x18\x02 \x03(\r\"v\n\x0cSparseMatrix\x12\x0f\n\x07\x63olumns\x18\x01 \x01(\r\x12\x0f\n\x07offsets\x18\x02 \x03(\r\x12\x0f\n\x07indices\x18\x03 \x01(\x0c\x12 \n\x06values\x18\x04 \x01(\x0b\x32\x10.shoal.v1.Tensor\x12\x11\n\ttruncated\x18\x05 \x01(\x08*\xaa\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x02\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x03\x12\x12\n\x0e\x44\x41TA_TYPE_INT8\x10\x04\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\x05\x12\x14\n\x10\x44\x41TA_TYPE_BINARY\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.v1.tensor_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
-  _globals['_DATATYPE']._serialized_start=307
-  _globals['_DATATYPE']._serialized_end=477
+  _globals['_DATATYPE']._serialized_start=326
+  _globals['_DATATYPE']._serialized_end=496
   _globals['_TENSOR']._serialized_start=35
   _globals['_TENSOR']._serialized_end=142
   _globals['_RAGGED']._serialized_start=144
   _globals['_RAGGED']._serialized_end=203
   _globals['_SPARSEMATRIX']._serialized_start=205
-  _globals['_SPARSEMATRIX']._serialized_end=304
+  _globals['_SPARSEMATRIX']._serialized_end=323
 # @@protoc_insertion_point(module_scope)

@@ -46,13 +46,15 @@ class Ragged(_message.Message):
     def __init__(self, values: _Optional[_Union[Tensor, _Mapping]] = ..., offsets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SparseMatrix(_message.Message):
-    __slots__ = ("columns", "offsets", "indices", "values")
+    __slots__ = ("columns", "offsets", "indices", "values", "truncated")
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     columns: int
     offsets: _containers.RepeatedScalarFieldContainer[int]
     indices: bytes
     values: Tensor
-    def __init__(self, columns: _Optional[int] = ..., offsets: _Optional[_Iterable[int]] = ..., indices: _Optional[bytes] = ..., values: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+    truncated: bool
+    def __init__(self, columns: _Optional[int] = ..., offsets: _Optional[_Iterable[int]] = ..., indices: _Optional[bytes] = ..., values: _Optional[_Union[Tensor, _Mapping]] = ..., truncated: bool = ...) -> None: ...

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from libs.catalog.card import Card
 from libs.errors import TaskNotSupported
+from libs.models.answering import extracted
 from libs.models.images.detection.detector import HEAD, Detector
-from libs.models.results import Extraction, ExtractResult, Result
+from libs.models.images.detection.regions import MAX_REGIONS
+from libs.models.results import Extraction, Region, Result
 from libs.models.text.checks import need_task, unsupported
 from libs.models.text.heads.extraction.words import Label
 from libs.models.work import (
@@ -45,13 +47,14 @@ class RegionsProcessor:
             image_tokens=sum(sequence.tokens for sequence in sequences),
         )
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
         work = prepared.work
         if not isinstance(work, RegionsWork):
             raise unsupported(work, self._card)
         thresholds = () if work.threshold is None else (work.threshold,) * len(work.labels)
         found = zip(prepared.sequences, outputs, strict=True)
-        return ExtractResult([Extraction(regions=self._detector.regions(*one, thresholds)) for one in found])
+        items = (_extraction(self._detector.regions(*one, thresholds)) for one in found)
+        return extracted(items, prepared.answer_bytes, go_on)
 
     def _sequence(self, parts: Parts, labels: tuple[Label, ...], go_on: GoOn) -> InputSequence:
         go_on()
@@ -59,3 +62,7 @@ class RegionsProcessor:
         if len(parts) > 1 or not isinstance(content, bytes):
             raise TaskNotSupported(f"{self._card.model} finds regions in one image an item", field=field)
         return self._detector.sequence(content, field, labels)
+
+
+def _extraction(regions: Sequence[Region]) -> Extraction:
+    return Extraction(regions=tuple(regions[:MAX_REGIONS]), truncated=len(regions) > MAX_REGIONS)

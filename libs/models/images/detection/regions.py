@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from libs.models.results import Region
 from libs.models.text.heads.extraction.words import Label
 
-_MOST: Final = 4096
+MAX_REGIONS: Final = 4096
+"""The most regions of an item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ def regions_of(
     asked: Asked,
     thresholds: Sequence[float],
 ) -> tuple[Region, ...]:
-    """Every box whose score for a label exceeds that label's threshold, best first and at most 4,096.
+    """Every box whose score for a label exceeds that label's threshold, best first: at most MAX_REGIONS, and one more
+    if there are more.
 
     Labels do not compete for a box: the regions of one are what they would be if it had been asked for alone. `scores`: [boxes,
     labels], 0..1. `boxes`: [boxes, 4], centre and size, of which 1 is `scale` pixels (down, across). Boxes are clipped to the
@@ -50,7 +52,7 @@ def regions_of(
     )
     inside = (edges[:, 2] > edges[:, 0]) & (edges[:, 3] > edges[:, 1])
     rows, columns = np.nonzero((scores > np.asarray(thresholds, np.float32)) & inside[:, None])
-    best = np.argsort(-scores[rows, columns], kind="stable")[:_MOST]
+    best = np.argsort(-scores[rows, columns], kind="stable")[: MAX_REGIONS + 1]
     return tuple(
         Region(asked.labels[column].name, float(scores[row, column]), *edges[row].tolist())
         for row, column in zip(rows[best].tolist(), columns[best].tolist(), strict=True)

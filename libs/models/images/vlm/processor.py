@@ -66,16 +66,16 @@ class PartsProcessor:
                 return self._vectors(work, head, items, ["query", *["document"] * (len(items) - 1)], go_on)  # type: ignore[list-item]
         raise unsupported(work, self._card)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
         work, head, found = prepared.work, prepared.head, _in_order(prepared, outputs)
         if head == "sparse":
-            return self._sparse(work, cast("list[SparseRow]", found))
+            return self._sparse(work, cast("list[SparseRow]", found), prepared.answer_bytes)
         rows = cast("list[Array]", found)
         match work:
             case EncodeWork() if head == "dense":
                 return EncodeResult(dense=answers.dense_rows(work, self._card, rows))
             case EncodeWork():
-                return EncodeResult(multi_vector=answers.token_rows(work, self._card, rows))
+                return EncodeResult(multi_vector=answers.token_rows(work, self._card, rows, go_on))
             case ScoreWork() if head == "score":
                 return ScoreResult(answers.pair_scores(np.stack(rows), self._card, work.scale))
             case ScoreWork() if head == "dense":
@@ -84,12 +84,12 @@ class PartsProcessor:
                 return ScoreResult(answers.maxsim_scores(rows[0], rows[1:], self._card))
         raise unsupported(work, self._card)
 
-    def _sparse(self, work: Work, rows: Sequence[SparseRow]) -> Result:
+    def _sparse(self, work: Work, rows: Sequence[SparseRow], most_bytes: int) -> Result:
         most, columns = (0, 0) if self._card.sparse is None else (self._card.sparse.strongest, self._card.sparse.columns)
         rows = [answers.strongest(row, most) for row in rows]
         match work:
             case EncodeWork():
-                return EncodeResult(sparse=answers.sparse_rows(work, columns, rows))
+                return EncodeResult(sparse=answers.sparse_rows(work, columns, rows, most_bytes))
             case ScoreWork():
                 cosine = self._card.scoring == "sparse_cosine"
                 return ScoreResult(answers.dot_scores(rows[0], rows[1:], columns, cosine=cosine))

@@ -15,10 +15,12 @@ from libs.models.text.heads.linear import FUNCTIONS
 from libs.models.text.processing.entities import softmax
 from libs.models.text.processing.pooling import pooled
 from libs.models.text.processing.quantise import store
-from libs.models.work import ClassifyWork, EncodeWork, Scale, SparseRow
+from libs.models.work import ANY_BYTES, ClassifyWork, EncodeWork, GoOn, Scale, SparseRow
 
 Array = NDArray[np.float32]
 _WEIGHTS = {"dense": 0.4, "sparse": 0.2, "multi_vector": 0.4}  # of BAAI/bge-m3's model card, `weights_for_different_modes`
+ENTRY_BYTES = 8
+"""Of a number of a sparse row in an answer: its column and itself, which take no more in any data type."""
 _SHORTEST = np.float32(1e-12)  # torch.nn.functional.normalize's
 
 
@@ -32,26 +34,36 @@ def dense_rows(work: EncodeWork, card: Card, outputs: Sequence[Array]) -> Stored
     return store(vectors, work.data_type)
 
 
-def token_rows(work: EncodeWork, card: Card, rows: Sequence[Array]) -> RaggedRows:
-    """Multi-vectors, pooled if the request says so. `rows` [tokens, dimensions] each, of the tokens that are returned."""
+def token_rows(work: EncodeWork, card: Card, rows: Sequence[Array], go_on: GoOn) -> RaggedRows:
+    """Multi-vectors, pooled if the request says so. `rows` [tokens, dimensions] each, of the tokens that are returned. `go_on` is
+    called before each is pooled."""
     values = np.concatenate(rows)
     normalize = card.normalize if work.normalize is None else work.normalize
     if normalize:
         values = unit(values)
     if work.pooling_factor > 1:
         parts = np.split(values, np.cumsum([len(row) for row in rows])[:-1])
-        rows = [pooled(part, work.pooling_factor, normalize=normalize) for part in parts]
+        rows = []
+        for part in parts:
+            go_on()
+            rows.append(pooled(part, work.pooling_factor, normalize=normalize))
         values = np.concatenate(rows)
     offsets = np.cumsum([0, *(len(row) for row in rows)]).tolist()
     return RaggedRows(store(values, work.data_type), offsets)
 
 
-def sparse_rows(work: EncodeWork, columns: int, rows: Sequence[SparseRow]) -> SparseRows:
-    """Sparse vectors. `columns`: size of the vocabulary. Normalised only where the request asks for it."""
+def sparse_rows(work: EncodeWork, columns: int, rows: Sequence[SparseRow], most_bytes: int = ANY_BYTES) -> SparseRows:
+    """Sparse vectors. `columns`: size of the vocabulary. Normalised only where the request asks for it.
+
+    Of a row of more than `most_bytes` in the answer, the largest weights are kept.
+    """
+    most = max(1, most_bytes // ENTRY_BYTES)
+    is_cut = any(len(row.values) > most for row in rows)
+    rows = [strongest(row, most) for row in rows] if is_cut else rows
     values = [_scaled(row.values) for row in rows] if work.normalize else [row.values for row in rows]
     offsets = np.cumsum([0, *(len(row.values) for row in rows)]).tolist()
     indices = np.concatenate([row.indices for row in rows]).astype(np.uint32)
-    return SparseRows(columns, offsets, indices, store(np.concatenate(values), work.data_type))
+    return SparseRows(columns, offsets, indices, store(np.concatenate(values), work.data_type), truncated=is_cut)
 
 
 def strongest(row: SparseRow, count: int) -> SparseRow:

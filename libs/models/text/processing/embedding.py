@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card, Representation, Scoring
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
-from libs.models.results import EncodeResult, Extraction, ExtractResult, Result, ScoreResult
+from libs.models.answering import extracted
+from libs.models.results import EncodeResult, Extraction, Result, ScoreResult
 from libs.models.text.checks import (
     document_path,
     hypotheses,
@@ -94,16 +95,16 @@ class EmbeddingProcessor:
                 return self._classify(work, go_on)
         raise unsupported(work, self._card)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
         work, forms = prepared.work, self._forms(prepared, outputs)
         match work:
             case EncodeWork():
-                return self._vectors(work, prepared, forms)
+                return self._vectors(work, prepared, forms, go_on)
             case ScoreWork():
                 return ScoreResult(self._scores(work, forms))
             case ClassifyWork():
                 labels = answers.nearest_labels(work, np.stack(forms.dense))
-                return ExtractResult([Extraction(labels=found) for found in labels])
+                return extracted((Extraction(labels=found) for found in labels), prepared.answer_bytes, go_on)
         raise unsupported(work, self._card)
 
     def _encode(self, work: EncodeWork, go_on: GoOn) -> Prepared:
@@ -171,12 +172,12 @@ class EmbeddingProcessor:
             multi_vector=[row if mask is None else row[mask] for row, mask in rows],
         )
 
-    def _vectors(self, work: EncodeWork, prepared: Prepared, forms: _Forms) -> EncodeResult:
-        names = prepared.head.split("+")
+    def _vectors(self, work: EncodeWork, prepared: Prepared, forms: _Forms, go_on: GoOn) -> EncodeResult:
+        names, most = prepared.head.split("+"), prepared.answer_bytes
         return EncodeResult(
             dense=answers.dense_rows(work, self._card, forms.dense) if "dense" in names else None,
-            sparse=answers.sparse_rows(work, self._columns, forms.sparse) if "sparse" in names else None,
-            multi_vector=answers.token_rows(work, self._card, forms.multi_vector) if "multi_vector" in names else None,
+            sparse=answers.sparse_rows(work, self._columns, forms.sparse, most) if "sparse" in names else None,
+            multi_vector=answers.token_rows(work, self._card, forms.multi_vector, go_on) if "multi_vector" in names else None,
         )
 
     def _scores(self, work: ScoreWork, forms: _Forms) -> Array:

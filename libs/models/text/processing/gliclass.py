@@ -17,7 +17,8 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card
 from libs.catalog.kinds.scoring.gliclass import LABEL_MARKER, TEXT_MARKER, Gliclass
 from libs.errors import InvalidInput, ModelBroken
-from libs.models.results import Extraction, ExtractResult, LabelScore, Result
+from libs.models.answering import extracted
+from libs.models.results import Extraction, LabelScore, Result
 from libs.models.text.checks import hypotheses, item_path, need_labels, need_task, unsupported
 from libs.models.text.processing.answers import best_first, sigmoid
 from libs.models.text.processing.entities import softmax
@@ -62,12 +63,13 @@ class GliclassProcessor:
         sequences = [self._sequence(part, len(labels), work.truncation, item_path(number)) for number, part in enumerate(parts)]
         return Prepared(work, "labels", sequences)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
         work = prepared.work
         if not isinstance(work, ClassifyWork):
             raise unsupported(work, self._card)
         rows = cast("Sequence[NDArray[np.float32]]", outputs)
-        return ExtractResult([Extraction(labels=self._scores(work, logits)) for logits in rows])
+        items = (Extraction(labels=self._scores(work, logits)) for logits in rows)
+        return extracted(items, prepared.answer_bytes, go_on)
 
     def _scores(self, work: ClassifyWork, logits: NDArray[np.float32]) -> tuple[LabelScore, ...]:
         multi = self._card.problem == "multi_label" if work.multi_label is None else work.multi_label

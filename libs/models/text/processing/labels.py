@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.catalog.card import Card
-from libs.models.results import Extraction, ExtractResult, Result, ScoreResult
+from libs.models.answering import extracted
+from libs.models.results import Extraction, Result, ScoreResult
 from libs.models.text.checks import item_path, known_labels, need_task, prompt_of, unsupported
 from libs.models.text.processing import answers
 from libs.models.text.tokenising.chat import ChatPairs
@@ -40,12 +41,13 @@ class LabelsProcessor:
             return self._chat.encode(work.query, work.documents, prompt, work.truncation, go_on)
         return self._text.encode_pairs(prompt + work.query, work.documents, work.truncation, go_on)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
         work = prepared.work
         logits = np.stack(cast("Sequence[NDArray[np.float32]]", outputs))
         match work:
             case ScoreWork():
                 return ScoreResult(answers.pair_scores(logits, self._card, work.scale))
             case ClassifyWork():
-                return ExtractResult([Extraction(labels=answers.class_labels(work, self._card, row)) for row in logits])
+                items = (Extraction(labels=answers.class_labels(work, self._card, row)) for row in logits)
+                return extracted(items, prepared.answer_bytes, go_on)
         raise unsupported(work, self._card)

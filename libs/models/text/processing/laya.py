@@ -18,7 +18,8 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card
 from libs.catalog.kinds.scoring.laya import Laya
 from libs.errors import InvalidInput
-from libs.models.results import Extraction, ExtractResult, LabelScore, Result
+from libs.models.answering import extracted
+from libs.models.results import Extraction, LabelScore, Result
 from libs.models.text.checks import item_path, need_labels, need_task, unsupported
 from libs.models.text.processing.answers import best_first
 from libs.models.text.processing.entities import softmax
@@ -80,12 +81,13 @@ class LayaProcessor:
         sequences = [self._sequence(head, part, room, work.truncation, item_path(number)) for number, part in enumerate(parts)]
         return Prepared(work, "options", sequences)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
         work = prepared.work
         if not isinstance(work, ClassifyWork):
             raise unsupported(work, self._card)
         rows = cast("Sequence[NDArray[np.float32]]", outputs)
-        return ExtractResult([Extraction(labels=self._scores(work, logits)) for logits in rows])
+        items = (Extraction(labels=self._scores(work, logits)) for logits in rows)
+        return extracted(items, prepared.answer_bytes, go_on)
 
     def _scores(self, work: ClassifyWork, logits: NDArray[np.float32]) -> tuple[LabelScore, ...]:
         shares = softmax(logits / np.float32(self._settings.temperature_of(len(logits))))

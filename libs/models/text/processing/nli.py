@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.catalog.card import Card
-from libs.models.results import Extraction, ExtractResult, LabelScore, Result
+from libs.models.answering import extracted
+from libs.models.results import Extraction, LabelScore, Result
 from libs.models.text.checks import hypotheses, item_path, need_task
 from libs.models.text.processing.answers import best_first, sigmoid
 from libs.models.text.processing.entities import softmax
@@ -41,13 +42,14 @@ class NliProcessor:
         crossed = self._text.encode_crossed(work.texts, asked, work.truncation, item_path, _label_path, go_on)
         return Prepared(work, "logits", crossed)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
         work = prepared.work
         if not isinstance(work, ClassifyWork) or not work.labels:
-            return self._own.finish(prepared, outputs)
+            return self._own.finish(prepared, outputs, go_on)
         logits = np.stack(cast("Sequence[NDArray[np.float32]]", outputs))
         each = logits.reshape(len(work.texts), len(work.labels), -1)
-        return ExtractResult([Extraction(labels=self._labels(work, rows)) for rows in each])
+        items = (Extraction(labels=self._labels(work, rows)) for rows in each)
+        return extracted(items, prepared.answer_bytes, go_on)
 
     def _labels(self, work: ClassifyWork, logits: NDArray[np.float32]) -> tuple[LabelScore, ...]:
         """logits [labels, classes] of one text"""

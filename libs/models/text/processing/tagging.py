@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.catalog.kinds.scoring.labels import entity_kind
-from libs.models.results import Entity, Extraction, ExtractResult, Result
+from libs.models.answering import extracted
+from libs.models.results import Entity, Extraction, Result
 from libs.models.text.checks import item_path, known_labels, need_task, unsupported
 from libs.models.text.processing.entities import find_entities
 from libs.models.text.tokenising.text import Spans, TextProcessor
@@ -31,16 +32,17 @@ class TaggingProcessor:
         sequences, spans = self._text.encode_spans(work.texts, work.truncation, item_path, go_on)
         return Prepared(work, "token_logits", sequences, spans)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
         work = prepared.work
         if not isinstance(work, EntitiesWork):
             raise unsupported(work, self._card)
         logits, spans = cast("Sequence[NDArray[np.float32]]", outputs), cast("list[Spans]", prepared.notes)
-        found = [
+        found = (
             find_entities(text, rows, places, self._card.classes, work.aggregation)
             for text, rows, places in zip(work.texts, logits, spans, strict=True)
-        ]
-        return ExtractResult([Extraction(entities=tuple(item for item in items if _wanted(item, work))) for items in found])
+        )
+        items = (Extraction(entities=tuple(one for one in entities if _wanted(one, work))) for entities in found)
+        return extracted(items, prepared.answer_bytes, go_on)
 
 
 def _wanted(entity: Entity, work: EntitiesWork) -> bool:

@@ -67,21 +67,38 @@ READ: Final = Limit("what all items make a worker read, with what each repeats",
 SCORE_BYTES: Final = 16
 """About how many bytes a label in an answer takes beyond its name."""
 ANSWERED: Final = Limit(
-    f"labels that an answer may repeat: their bytes and {SCORE_BYTES} for each, for each item", ("ExtractRequest",), 8 * MIB, BYTES
+    f"labels that an answer may repeat: their bytes and {SCORE_BYTES} for each, for each item", ("ExtractRequest",), 4 * MIB, BYTES
 )
-"""2,000 items with 256 labels of a letter. A client with gRPC's default limit reads half of that, and a router, a worker and a
-client each hold some four times that while it is written or read."""
-REGIONS: Final = 4096
-"""The most regions of an item, which is the worker's own (libs/models/images/detection/regions.py)."""
-REGION_BYTES: Final = 32
-"""About how many bytes a region in an answer takes beyond its label."""
-FOUND: Final = Limit(
-    f"regions that an answer may have: {REGIONS:,} for each item, each of the longest label's bytes and {REGION_BYTES}",
+"""1,000 items with 256 labels of a letter. A client with gRPC's default limit reads no more, and a router, a worker and a client
+each hold up to twelve times that while it is written or read."""
+SHARED: Final = Limit(
+    "what all items' results share beside as many bytes as the request has: entities, relations, regions, structures, texts of"
+    " pages (workers leave out the results with the lowest scores and set `Extraction.truncated`)",
     ("ExtractRequest",),
-    64 * MIB,
+    4 * MIB,
     BYTES,
 )
-"""479 items with labels of three letters. Seldom more than some tens are found in an item, but a threshold of 0 asks for all."""
+"""As ANSWERED, for results whose number depends on what is found. Each item may take the same: one item alone all of it, and one of
+10,000 still some ten results beside its own bytes."""
+WRITTEN: Final = Limit(
+    "tokens that may be written: `max_tokens` for each item or page", ("TextTask.max_tokens",), 1_048_576, "tokens"
+)
+"""4,096 answers of the usual 256 tokens, some 4 MiB of text."""
+ENCODED: Final = Limit(
+    "vectors of one answer of Encode, by their dimensions and estimated tokens (EncodeStream has no such limit)",
+    ("EncodeRequest",),
+    16 * MIB,
+    BYTES,
+)
+"""1,024 vectors of 4,096 float32 numbers, or 10,000 of 384."""
+SPARSE: Final = Limit(
+    "what all items' sparse vectors share (workers leave out the smallest weights and set `SparseMatrix.truncated`)",
+    ("EncodeRequest",),
+    32 * MIB,
+    BYTES,
+)
+"""419 weights of each of 10,000 vectors, 4,194 of each of 1,000; SPLADE models return 100 to 300. How many there are is not known
+before the forward pass."""
 ITEMS: Final = Limit("items", ("EncodeRequest.items", "ScoreRequest.documents", "ExtractRequest.items"), 10_000, ENTRIES)
 TEXT: Final = Limit("an item's text, of all its parts together", ("Item.text", "Part.text"), 4 * MIB, BYTES)
 """A book has 1 MB, and the longest sequences that models take (128k tokens) 0.6 MB."""
@@ -181,7 +198,10 @@ ALL: Final = (
     REQUEST,
     READ,
     ANSWERED,
-    FOUND,
+    SHARED,
+    WRITTEN,
+    ENCODED,
+    SPARSE,
     ITEMS,
     TEXT,
     IMAGE,

@@ -19,7 +19,7 @@ from shoal.v1 import models_pb2, tensor_pb2
 
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.names import is_model_id
-from services.router.admission.validation import limits, pictures, schemas
+from services.router.admission.validation import answers, limits, pictures, schemas
 
 _EMPTY_ITEM_BYTES: Final = 2
 """An item whose content is set and empty: tag and length."""
@@ -165,9 +165,9 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     if task == "text" and request.text.text_layer == pb.TextTask.TEXT_LAYER_ONLY:
         items.pictures.update({index: _layers_alone(own) for index, own in items.pictures.items()})
     repeated = labels or (card.labels if card is not None and task == "classify" else ())
-    if task == "regions":
-        _check_found(len(items.sizes), limits.REGIONS * (limits.REGION_BYTES + max(map(_utf8, repeated))))
-    else:
+    if task == "text":
+        answers.check_written(request.text, (item.pages for item in items.pictures.values()), len(items.sizes))
+    elif task != "regions":  # of which any number may have the same label
         _check_answered(len(items.sizes), sum(limits.SCORE_BYTES + _utf8(label) for label in repeated), task)
     sizes = _with_labels(items.sizes, task, labels, request.classify.hypothesis, card)
     if task == "text":
@@ -193,14 +193,6 @@ def _check_answered(items: int, names: int, task: str) -> None:
     if items * names > most:
         message = f"items has {items:,} entries, and an answer may repeat {names:,} bytes of {task} labels for each:"
         raise InvalidInput(f"{message} send at most {most // names:,} items at a time, or fewer or shorter labels", field="items")
-
-
-def _check_found(items: int, regions: int) -> None:
-    """Any number of regions of an item may have the same label. Raises InvalidInput where an answer would become too large."""
-    most = limits.FOUND.most
-    if items * regions > most:
-        message = f"items has {items:,} entries, and an answer may have {regions:,} bytes of regions for each:"
-        raise InvalidInput(f"{message} send at most {most // regions:,} items at a time, or shorter labels", field="items")
 
 
 def _with_labels(items: list[int], task: str, labels: Sequence[str], hypothesis: str, card: Card | None) -> Sizes:

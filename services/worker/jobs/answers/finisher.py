@@ -1,6 +1,7 @@
 """Postprocessing: turns the model's outputs into answers, in threads, and hands them to the delivery.
 
-On the request path, between `runner.py` and `delivery.py`.
+On the request path, between `runner.py` and `delivery.py`. Thread time is shared between callers as that of preparation is: a large
+answer yields between two items to callers that have had less, and ends there if its job was cancelled or its deadline has passed.
 """
 
 from __future__ import annotations
@@ -8,16 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import Final, Protocol
 
 from libs.errors import InternalError, ShoalError
-from libs.models import EncodeWork
+from libs.models import EncodeWork, Output, SparseRow, WrittenIds
+from libs.models.work import ANY_BYTES, GoOn
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker.jobs.answers.delivery import Delivery
 from services.worker.jobs.answers.widening import Widening, nonfinite_outputs
 from services.worker.jobs.answers.written import WrittenParts
-from services.worker.jobs.held import HeldJob
+from services.worker.jobs.held import HeldJob, Unwanted
 from services.worker.mesh import codec
 from services.worker.mesh.codec import Timings
 
@@ -25,6 +31,28 @@ log = logging.getLogger(__name__)
 
 _SMALL_TOKENS = 512
 """Finishing so few tokens takes 0.1 ms, less than waking another thread; an idle calling thread does it itself."""
+
+SMALL_OUTPUT_BYTES: Final = 512 << 10
+"""The most bytes of outputs that an idle calling thread finishes itself. All pairs of 120 entities have 0.8 million scores."""
+
+RELIEF_SECONDS: Final = 0.05
+"""How often finishing threads are checked for one that has not yielded, while large answers are made."""
+
+GiveWay = Callable[[], None]
+
+
+class FinishQueue(Protocol):
+    """A fair queue of jobs to finish (`Preparation`). Any thread."""
+
+    def add(self, jobs: Collection[HeldJob]) -> None:
+        """Queues jobs: they are finished on a thread, those of one caller after those of others that have had less."""
+
+    def relieve(self) -> bool:
+        """Replaces threads that have not yielded, if other callers wait. Returns False if none waits."""
+
+
+FairQueue = Callable[[Callable[[list[HeldJob], GiveWay], None]], FinishQueue]
+"""Makes the queue of what finishes jobs."""
 
 
 def must_succeed(future: Future[None]) -> None:
@@ -35,26 +63,45 @@ def must_succeed(future: Future[None]) -> None:
 
 class Finisher:
     """Implements the runner's Outcomes, on any thread. `wake` is set when the device has begun a batch or has nothing left to do.
+    `unix_time`: seconds since 1970 by the clock of Redis, as deadlines count.
 
     Jobs whose outputs are not finite go through `widening` first.
     """
 
     def __init__(
-        self, delivery: Delivery, parts: WrittenParts, threads: ThreadPoolExecutor, widening: Widening, wake: asyncio.Event
+        self,
+        delivery: Delivery,
+        parts: WrittenParts,
+        fair: FairQueue,
+        widening: Widening,
+        wake: asyncio.Event,
+        *,
+        unix_time: Callable[[], float],
     ) -> None:
         self._delivery = delivery
         self._parts = parts
-        self._threads = threads
+        self._queue = fair(self._finish)
         self._widening = widening
         self._wake = wake
+        self._unix_time = unix_time
         self._loop = asyncio.get_running_loop()
+        # Mutable state, of the event loop.
+        self._relieving: asyncio.TimerHandle | None = None
 
     def finished(self, jobs: list[HeldJob], *, is_idle: bool) -> None:
         jobs = [held for held in jobs if not held.unwanted]
-        if is_idle and sum(held.ready.tokens for held in jobs) <= _SMALL_TOKENS and not any(map(_is_pooled, jobs)):
-            self._finish(jobs)
-        elif jobs:
-            self._threads.submit(self._finish, jobs).add_done_callback(must_succeed)
+        if not jobs:
+            return
+        for held in jobs:
+            held.finish_bytes = sum(map(_output_bytes, held.outputs.values()))
+        size = sum(held.finish_bytes for held in jobs)
+        is_small = size <= SMALL_OUTPUT_BYTES and sum(held.ready.tokens for held in jobs) <= _SMALL_TOKENS
+        if is_idle and is_small and not any(map(_is_pooled, jobs)):
+            self._finish(jobs, _never_yield)
+            return
+        self._queue.add(jobs)
+        if size > SMALL_OUTPUT_BYTES:
+            self._loop.call_soon_threadsafe(self._relieve_in_time)
 
     def failed(self, job: HeldJob, error: ShoalError) -> None:
         self._loop.call_soon_threadsafe(self._delivery.answer, [(job, _failed(job, error))])
@@ -65,17 +112,60 @@ class Finisher:
     def device_changed(self) -> None:
         self._loop.call_soon_threadsafe(self._wake.set)
 
-    def _finish(self, jobs: list[HeldJob]) -> None:
+    def _finish(self, jobs: list[HeldJob], give_way: GiveWay) -> None:
         nonfinite = [held for held in jobs if nonfinite_outputs(held)]
         for held in nonfinite:
             self._widening.add(held, self._widened).add_done_callback(must_succeed)
-        answers = [(held, _answer(held)) for held in jobs if held not in nonfinite]
+        made = ((held, self._answer(held, give_way)) for held in jobs if held not in nonfinite)
+        answers = [(held, answer) for held, answer in made if answer is not None]
         if answers:
             self._loop.call_soon_threadsafe(self._delivery.answer, answers)
 
     def _widened(self, held: HeldJob, error: ShoalError | None) -> None:
-        answer = _answer(held) if error is None else _failed(held, error)
-        self._loop.call_soon_threadsafe(self._delivery.answer, [(held, answer)])
+        answer = self._answer(held, _never_yield) if error is None else _failed(held, error)
+        if answer is not None:
+            self._loop.call_soon_threadsafe(self._delivery.answer, [(held, answer)])
+
+    def _answer(self, held: HeldJob, give_way: GiveWay) -> bytes | None:
+        """A serialised JobResult; None if the job was cancelled. An error while it is made fails this job and no other."""
+        try:
+            return _answer(held, partial(self._go_on, held, give_way))
+        except Unwanted:
+            return None
+        except ShoalError as error:
+            return _failed(held, error)
+        except Exception as error:
+            log.exception("the answer of a job could not be made", extra=fields({"model": held.resident.name}))
+            return _failed(held, InternalError(f"the answer could not be made: {type(error).__name__}"))
+
+    def _go_on(self, held: HeldJob, give_way: GiveWay) -> None:
+        """Called between two items: yields to other callers; raises if the job was cancelled or is past its deadline."""
+        give_way()
+        held.check_wanted(self._unix_time(), "finished")
+
+    def _relieve_in_time(self) -> None:
+        if self._relieving is None:
+            self._relieving = self._loop.call_later(RELIEF_SECONDS, self._relieve)
+
+    def _relieve(self) -> None:
+        self._relieving = None
+        if self._queue.relieve():
+            self._relieve_in_time()
+
+
+def _never_yield() -> None:
+    """The GiveWay of a thread that no caller waits for."""
+
+
+def _output_bytes(output: Output) -> int:
+    match output:
+        case tuple():
+            return sum(map(_output_bytes, output))
+        case SparseRow():
+            return output.values.nbytes + output.indices.nbytes
+        case WrittenIds():
+            return output.ids.nbytes
+    return output.nbytes
 
 
 def _is_pooled(held: HeldJob) -> bool:
@@ -83,29 +173,24 @@ def _is_pooled(held: HeldJob) -> bool:
     return isinstance(work, EncodeWork) and work.pooling_factor > 1
 
 
-def _answer(held: HeldJob) -> bytes:
-    """A serialised JobResult. An error while it is made fails this job and no other."""
+def _answer(held: HeldJob, go_on: GoOn) -> bytes:
+    """A serialised JobResult. `go_on` is called between two items."""
     started = time.monotonic()
     model = held.resident.model
     outputs = [held.outputs[index] for index in range(len(held.ready.sequences))]
-    try:
-        result = model.finish(held.ready, outputs)
-        ended = time.monotonic()
-        metrics.FINISH_SECONDS.labels(held.resident.name).observe(ended - started)
-        held.span.stage("finish", started, ended)
-        timings = _timings(held, started, ended)
-        return codec.result_of(
-            result,
-            revision=model.card.revision,
-            tokens=held.ready.tokens,
-            timings=timings,
-            image_tokens=held.ready.image_tokens,
-        )
-    except ShoalError as error:
-        return _failed(held, error)
-    except Exception as error:
-        log.exception("the answer of a job could not be made", extra=fields({"model": held.resident.name}))
-        return _failed(held, InternalError(f"the answer could not be made: {type(error).__name__}"))
+    prepared = replace(held.ready, answer_bytes=held.job.item_answer_bytes or ANY_BYTES)
+    result = model.finish(prepared, outputs, go_on)
+    made = time.monotonic()
+    metrics.FINISH_SECONDS.labels(held.resident.name).observe(made - started)
+    held.span.stage("finish", started, made)
+    return codec.result_of(
+        result,
+        revision=model.card.revision,
+        tokens=held.ready.tokens,
+        timings=_timings(held, started, made),
+        image_tokens=held.ready.image_tokens,
+        go_on=go_on,
+    )
 
 
 def _failed(held: HeldJob, error: ShoalError) -> bytes:

@@ -18,7 +18,7 @@ from shoal.v1 import worker_pb2
 
 from libs.catalog.card import Card
 from libs.documents.reader import shared_reader
-from libs.errors import DeadlinePassed, InternalError, ShoalError
+from libs.errors import InternalError, ShoalError
 from libs.models import GoOn, Prepared
 from libs.models.documents import with_pages
 from libs.telemetry import metrics
@@ -27,7 +27,7 @@ from services.worker.jobs import spans
 from services.worker.jobs.answers.delivery import Delivery
 from services.worker.jobs.answers.finisher import Finisher
 from services.worker.jobs.execution.runner import Runner
-from services.worker.jobs.held import HeldJob, Lease
+from services.worker.jobs.held import HeldJob, Lease, Unwanted
 from services.worker.jobs.pulling.preparing import (
     HELD_SECONDS,
     SMALL_BYTES,
@@ -139,7 +139,7 @@ class Intake:
         for held in jobs:
             try:
                 error = self._prepare_one(held, partial(self._go_on, held, give_way))
-            except _Unwanted:
+            except Unwanted:
                 continue
             if error is None:
                 ready.append(held)
@@ -153,10 +153,7 @@ class Intake:
     def _go_on(self, held: HeldJob, give_way: GiveWay) -> None:
         """Called between two slices of a job: yields to other callers; raises if the job was cancelled or is past its deadline."""
         give_way()
-        if held.unwanted:
-            raise _Unwanted
-        if held.deadline_unix <= self._unix_time():
-            raise DeadlinePassed("the deadline passed before the job was tokenised")
+        held.check_wanted(self._unix_time(), "tokenised")
 
     def _prepare_one(self, held: HeldJob, go_on: GoOn) -> ShoalError | None:
         started = time.monotonic()
@@ -172,7 +169,7 @@ class Intake:
             held.outputs.update(held.prepared.known)
             metrics.IMAGE_CACHE_EVENTS.labels("hit").inc(len(held.prepared.known))
             held.learnt = whole_texts(work, held.prepared, held.resident.model.card)
-        except _Unwanted:
+        except Unwanted:
             raise
         except ShoalError as error:
             return error
@@ -201,10 +198,6 @@ def _lease(response: worker_pb2.PullResponse, pulled_at: float = 0.0) -> Lease:
 def _longest(card: Card) -> int:
     """Tokens of the longest sequence of a text or an image."""
     return card.max_tokens if card.images is None else max(card.max_tokens, card.images.max_tokens)
-
-
-class _Unwanted(Exception):
-    """Nobody waits for the job's answer: it is not prepared any further."""
 
 
 def _adapted(prepared: Prepared, adapter: str) -> Prepared:

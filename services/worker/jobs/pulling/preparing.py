@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import attrgetter
 from time import sleep
 from typing import Final
 
@@ -81,7 +82,8 @@ class _Run:
 class Preparation:
     """The scheduler of preparation. `prepare` is called on the preparers' threads with jobs of one batch.
 
-    `waiting` counts a job until `prepare` has returned. `clock` is monotonic, in seconds.
+    `waiting` counts a job until `prepare` has returned. `clock` is monotonic, in seconds. `size`: the bytes by which jobs share the
+    cost of a portion. The worker has a second one of these for its finishing threads (`finisher.py`).
     """
 
     def __init__(
@@ -90,7 +92,9 @@ class Preparation:
         prepare: Callable[[list[HeldJob], GiveWay], None],
         *,
         clock: Callable[[], float],
+        size: Callable[[HeldJob], int] = attrgetter("read_bytes"),
     ) -> None:
+        self._size = size
         self._threads = preparers.threads
         self._prepare = prepare
         self._clock = clock
@@ -106,7 +110,7 @@ class Preparation:
 
     def add(self, jobs: Collection[HeldJob]) -> None:
         """Queues the jobs of one pulled batch."""
-        portions = _portions(jobs)
+        portions = _portions(jobs, self._size)
         with self._lock:
             for portion in portions:
                 caller = min(portion.shares, key=self._turns.tag)
@@ -268,18 +272,19 @@ def _lane(held: HeldJob) -> LaneName:
     return held.lease.lane.model, held.lease.lane.adapter
 
 
-def _portions(jobs: Collection[HeldJob]) -> list[_Portion]:
+def _portions(jobs: Collection[HeldJob], size: Callable[[HeldJob], int]) -> list[_Portion]:
     """One portion of all jobs if they are small, else one for each caller."""
     callers: dict[Caller, list[HeldJob]] = {}
     for held in jobs:
         callers.setdefault(held.flow.caller, []).append(held)
-    total = sum(held.read_bytes for held in jobs)
+    sizes = {caller: sum(map(size, own)) for caller, own in callers.items()}
+    total = sum(sizes.values())
     if total <= SMALL_BYTES:
-        return [_Portion(list(jobs), {caller: _weighed(own, total) for caller, own in callers.items()})]
-    return [_Portion(own, {caller: _weighed(own, sum(held.read_bytes for held in own))}) for caller, own in callers.items()]
+        return [_Portion(list(jobs), {caller: _weighed(own, sizes[caller], total) for caller, own in callers.items()})]
+    return [_Portion(own, {caller: _weighed(own, sizes[caller], sizes[caller])}) for caller, own in callers.items()]
 
 
-def _weighed(jobs: list[HeldJob], total: int) -> float:
-    """These jobs' fraction of `total` bytes, divided by their caller's weight."""
+def _weighed(jobs: list[HeldJob], size: int, total: int) -> float:
+    """The fraction of `total` bytes that these jobs' `size` is, divided by their caller's weight."""
     weight = jobs[0].weight * (BULK_SHARE if jobs[0].flow.is_bulk else 1.0)
-    return sum(held.read_bytes for held in jobs) / max(total, 1) / weight
+    return size / max(total, 1) / weight

@@ -147,7 +147,8 @@ def extracted_rows(result: ExtractResult, records: Sequence[Record], kind: str) 
         elif kind == "read":
             named = {"read": extraction.text, "regions": named["regions"], "form": extraction.form}
             named = {name: value for name, value in named.items() if value} | {"finish_reason": extraction.finish_reason}
-        yield _source_fields(record) | named | skipped.get(index, {})
+        cut = {"truncated": True} if extraction.truncated else {}
+        yield _source_fields(record) | named | cut | skipped.get(index, {})
 
 
 def _only_dense(result: EncodeResult) -> np.ndarray[tuple[int, ...], np.dtype[np.number]]:

@@ -103,8 +103,8 @@ def _show_extractions(run: Invocation, result: ExtractResult, kind: str) -> None
             for name, value in one.fields.items():
                 for each in value if isinstance(value, tuple) else () if value is None else (value,):
                     made.add_row(text, f"{one.name}.{name}", f"{each.score:.4f}", _placed(each))
-        if extraction == Extraction():
-            made.add_row(text, f"no {kind}", "", "")
+        if extraction == Extraction() or extraction.truncated:
+            made.add_row(text, f"more {kind} were left out" if extraction.truncated else f"no {kind}", "", "")
     show(made)
 
 

@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from libs.kernels.layout import to_device
+from libs.models.answering import MAX_RELATIONS, best
 from libs.models.head import Array
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads.extraction.spans import TwoLayers, chunks, folded
 from libs.models.text.heads.extraction.words import WordPlaces, WordReader, prefix_sums
 from libs.models.text.heads.linear import HeadLinear, check_shape
-from libs.models.work import InputSequence, Output
+from libs.models.work import InputSequence, Output, SparseRow
 
 Ids = NDArray[np.int32]
-_AT_ONCE: Final = 1 << 25  # elements of the pairs' hidden layer held at a time: 128 MiB
+_AT_ONCE: Final = 1 << 23  # elements of the pairs' hidden layer held at a time: 32 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,10 @@ class ConcatScorer(nn.Module):
 
 
 class PairHead(nn.Module):
-    """Hidden states -> logits [pairs, labels] for each sequence. `inner`: the first layer for pairs; `scorer` has the second."""
+    """Hidden states -> logits [pairs, labels] for each sequence, or the largest of very many.
+
+    `inner`: the first layer for pairs; `scorer` has the second.
+    """
 
     def __init__(
         self, reader: WordReader, marker: EntityMarker, prompt: TwoLayers, inner: HeadLinear, scorer: DotScorer | ConcatScorer
@@ -118,7 +122,7 @@ class PairHead(nn.Module):
         shapes = [(len(place.heads), len(place.words.labels)) for place in _places(sequences)]
         ends = prefix_sums([pairs * labels for pairs, labels in shapes])
         flat = arrays[0].astype(np.float32, copy=False)
-        return [flat[start:end].reshape(shape) for (start, end), shape in zip(pairwise(ends), shapes, strict=True)]
+        return [_largest(flat[start:end].reshape(shape)) for (start, end), shape in zip(pairwise(ends), shapes, strict=True)]
 
     def _logits(self, entities: Tensor, labels: Tensor, places: Sequence[PairPlaces]) -> Tensor:
         """The logits of all sequences, flat, end to end. Head's and tail's part of the hidden layer is computed once per entity."""
@@ -137,6 +141,18 @@ class PairHead(nn.Module):
                 own = hidden[pair_starts[i] - begin : pair_starts[i + 1] - begin]
                 logits.append(self.scorer.forward(own, labels[label_starts[i] : label_starts[i + 1]]).flatten())
         return torch.cat(logits)
+
+
+def _largest(logits: NDArray[np.float32]) -> Output:
+    """The logits as they are, or of very many only those that an answer may have, and one more, which says that there are more.
+
+    128 entities and 256 labels have 4 million, which would be held until the answer is made.
+    """
+    if logits.size <= MAX_RELATIONS + 1 or not np.isfinite(logits).all():
+        return logits
+    kept, _ = best(logits, -np.inf, MAX_RELATIONS + 1)
+    kept.sort()
+    return SparseRow(kept, logits.reshape(-1)[kept])
 
 
 def _places(sequences: Sequence[InputSequence]) -> list[PairPlaces]:

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card
 from libs.catalog.kinds.extraction.gliner import Gliner
 from libs.errors import InvalidInput
-from libs.models.results import Entity, Extraction, ExtractResult, Relation, Result
+from libs.models.answering import MAX_RELATIONS, best, extracted, most_relations
+from libs.models.results import Entity, Extraction, Relation, Result
 from libs.models.text.checks import need_labels, need_task, unsupported
 from libs.models.text.heads.extraction.words import Label, WordPlaces
 from libs.models.text.processing.answers import sigmoid
@@ -26,8 +27,6 @@ from libs.models.work import EntitiesWork, GoOn, InputSequence, Output, Prepared
 Array = NDArray[np.float32]
 THRESHOLD: Final = 0.5
 """The gliner package's default, for entities and for relations."""
-MOST_RELATIONS: Final = 10_000
-"""The best relations kept for one text: a threshold of 0 would keep all pairs of its entities for every label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +74,19 @@ class GlinerProcessor:
             return self._prepare(work, work.entity_labels, work.labels, "relations.labels", go_on)
         raise unsupported(work, self._card)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
         work, notes = prepared.work, cast("_Notes", prepared.notes)
         if isinstance(work, EntitiesWork):
             # relation models output the states of words, too
             logits = [cast("Array", output[0] if isinstance(output, tuple) else output) for output in outputs]
-            items = [self._entities(work, *parts, notes) for parts in zip(work.texts, logits, notes.words, strict=True)]
-            return ExtractResult([Extraction(entities=tuple(found)) for found in items])
+            items = (self._entities(work, *parts, notes) for parts in zip(work.texts, logits, notes.words, strict=True))
+            return extracted((Extraction(entities=tuple(found)) for found in items), prepared.answer_bytes, go_on)
         if isinstance(work, RelationsWork) and self._pairs is not None:
             states = cast("Sequence[tuple[Array, Array, Array]]", outputs)
             texts = zip(work.texts, states, notes.words, strict=True)
-            return ExtractResult([Extraction(relations=self._relations(self._pairs, work, *parts, notes)) for parts in texts])
+            most, pairs = most_relations(prepared.answer_bytes, MAX_RELATIONS), self._pairs
+            related = (self._relations(pairs, work, *parts, notes, most) for parts in texts)
+            return extracted(related, prepared.answer_bytes, go_on)
         raise unsupported(work, self._card)
 
     def _prepare(
@@ -125,26 +126,35 @@ class GlinerProcessor:
         return _entities(text, choose(found, len(words), flat=work.flat), words, notes.labels)
 
     def _relations(
-        self, pairs: PairScorer, work: RelationsWork, text: str, states: tuple[Array, Array, Array], words: Words, notes: _Notes
-    ) -> tuple[Relation, ...]:
-        """The work's threshold applies to relations; the selection of entities and of candidate pairs uses the default."""
+        self,
+        pairs: PairScorer,
+        work: RelationsWork,
+        text: str,
+        states: tuple[Array, Array, Array],
+        words: Words,
+        notes: _Notes,
+        most: int,
+    ) -> Extraction:
+        """The best relations first, `most` at most. The work's threshold applies to relations; the selection of entities and of
+        candidate pairs uses the default."""
         logits, word_states, relation_states = states
         found = self._found(logits, words, THRESHOLD)
         chosen = choose(found, len(words), flat=True)
         if len(chosen) < 2:
-            return ()
+            return Extraction()
         spans = found if pairs.whole else chosen
         if pairs.whole and self._settings.span_mode == "token_level":
             spans = of_words_by_label(sigmoid(logits), THRESHOLD)  # the package counts a span once for each label
         scores = pairs.forward(word_states, relation_states, spans, _rows_of(chosen, spans), THRESHOLD)
         entities = _entities(text, chosen, words, notes.labels)
         threshold = THRESHOLD if work.threshold is None else work.threshold
-        kept = np.argwhere((scores >= threshold) & ~np.eye(len(entities), dtype=bool)[:, :, None])
-        ranked = kept[np.argsort(-scores[tuple(kept.T)], kind="stable")[:MOST_RELATIONS]]
-        return tuple(
+        scores[np.eye(len(entities), dtype=bool)] = -1  # an entity is not related to itself
+        ranked, is_cut = best(scores, threshold, most)
+        related = tuple(
             Relation(entities[head], entities[tail], notes.relations[name], float(scores[head, tail, name]))
-            for head, tail, name in ranked
+            for head, tail, name in zip(*np.unravel_index(ranked, scores.shape), strict=True)
         )
+        return Extraction(relations=related, truncated=is_cut)
 
 
 def _rows_of(chosen: Candidates, spans: Candidates) -> NDArray[np.int64]:

@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 from libs.catalog.card import Card
 from libs.catalog.kinds.extraction.glirel import LABEL_MARKER, TEXT_MARKER, Glirel
 from libs.errors import InvalidInput
-from libs.models.results import Entity, Extraction, ExtractResult, Relation, Result
+from libs.models.answering import MAX_RELATIONS, best, extracted, most_relations
+from libs.models.results import Entity, Extraction, Relation, Result
 from libs.models.text.checks import need_labels, need_task, unsupported
 from libs.models.text.heads.extraction.pairs import PairPlaces
 from libs.models.text.heads.extraction.words import WordPlaces
 from libs.models.text.processing.answers import sigmoid
-from libs.models.text.processing.extraction.gliner import MOST_RELATIONS, THRESHOLD
+from libs.models.text.processing.extraction.gliner import THRESHOLD
 from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
-from libs.models.work import Given, GoOn, InputSequence, Output, Prepared, RelationsWork, Work, go_on_anyway
+from libs.models.work import Given, GoOn, InputSequence, Output, Prepared, RelationsWork, SparseRow, Work, go_on_anyway
 
 _LABELS = "relations.labels"
 Ids = NDArray[np.int32]
@@ -81,20 +82,18 @@ class GlirelProcessor:
                 sequences.append(InputSequence(framed.ids, input=places))
         return Prepared(work, "relations", sequences, _Notes(labels, pairs))
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
         work, notes = prepared.work, cast("_Notes", prepared.notes)
         if not isinstance(work, RelationsWork):
             raise unsupported(work, self._card)
-        logits = iter(cast("Sequence[NDArray[np.float32]]", outputs))
+        logits = iter(cast("Sequence[NDArray[np.float32] | SparseRow]", outputs))
         threshold = THRESHOLD if work.threshold is None else work.threshold
-        return ExtractResult(
-            [
-                Extraction(relations=_relations(text, given, pairs, notes.labels, next(logits), threshold))
-                if len(pairs.heads)
-                else Extraction()
-                for text, given, pairs in zip(work.texts, _given(work), notes.pairs, strict=True)
-            ]
+        most = most_relations(prepared.answer_bytes, MAX_RELATIONS)
+        items = (
+            _relations(text, given, pairs, notes.labels, next(logits), threshold, most) if len(pairs.heads) else Extraction()
+            for text, given, pairs in zip(work.texts, _given(work), notes.pairs, strict=True)
         )
+        return extracted(items, prepared.answer_bytes, go_on)
 
     def _words(self, framed: Framed, labels: Sequence[str]) -> WordPlaces:
         """The rows of words and of the tokens that represent labels: markers, the labels' first tokens, or both."""
@@ -138,14 +137,21 @@ def _marked(words: Words, given: Sequence[Given]) -> _Marked:
 
 
 def _relations(
-    text: str, given: Sequence[Given], pairs: _Pairs, labels: Sequence[str], logits: NDArray[np.float32], threshold: float
-) -> tuple[Relation, ...]:
-    """logits [pairs, labels] of one text -> the best relations first."""
-    scores = sigmoid(logits)
-    kept = np.argwhere(scores >= threshold)
-    ranked = kept[np.argsort(-scores[tuple(kept.T)], kind="stable")[:MOST_RELATIONS]]
+    text: str,
+    given: Sequence[Given],
+    pairs: _Pairs,
+    labels: Sequence[str],
+    logits: NDArray[np.float32] | SparseRow,
+    threshold: float,
+    most: int,
+) -> Extraction:
+    """logits [pairs, labels] of one text, or the largest of them -> the best relations first, `most` at most."""
+    scores = sigmoid(logits.values if isinstance(logits, SparseRow) else logits)
+    ranked, is_cut = best(scores, threshold, most)
+    places = logits.indices[ranked] if isinstance(logits, SparseRow) else ranked
     entities = [Entity(one.start, one.end, one.label, 1.0, text[one.start : one.end]) for one in given]
-    return tuple(
-        Relation(entities[pairs.heads[pair]], entities[pairs.tails[pair]], labels[label], float(scores[pair, label]))
-        for pair, label in ranked
+    found = tuple(
+        Relation(entities[pairs.heads[pair]], entities[pairs.tails[pair]], labels[label], score)
+        for pair, label, score in zip(*divmod(places, len(labels)), scores.reshape(-1)[ranked].tolist(), strict=True)
     )
+    return Extraction(relations=found, truncated=is_cut)

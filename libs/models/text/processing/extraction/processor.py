@@ -11,7 +11,8 @@ import numpy as np
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
-from libs.models.results import Entity, Extraction, ExtractResult, Result
+from libs.models.answering import extracted
+from libs.models.results import Entity, Extraction, Result
 from libs.models.schema import Schema, SchemaLabel
 from libs.models.text.checks import item_path, need_labels, need_task, unsupported
 from libs.models.text.processing.extraction.schemas import SchemaPrompt, prompt_of
@@ -55,17 +56,15 @@ class SchemaProcessor(ABC):
         sequences = [InputSequence(one.ids, input=self.places(schema, prompt, one)) for one in framed]
         return Prepared(work, "structure", sequences, SchemaNotes(schema, prompt, [one.words for one in framed]))
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output]) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
         work, notes = prepared.work, cast("SchemaNotes", prepared.notes)
         if not isinstance(work, EntitiesWork | StructureWork):
             raise unsupported(work, self._card)
-        items = []
-        for number, (text, words, output) in enumerate(zip(work.texts, notes.words, outputs, strict=True)):
-            found = self.answer(text, words, notes, output, item_path(number))
-            if isinstance(work, EntitiesWork) and work.flat:
-                found = Extraction(entities=_apart(found.entities))
-            items.append(found)
-        return ExtractResult(items)
+        texts = enumerate(zip(work.texts, notes.words, outputs, strict=True))
+        items = (self.answer(text, words, notes, output, item_path(number)) for number, (text, words, output) in texts)
+        if isinstance(work, EntitiesWork) and work.flat:
+            items = (Extraction(entities=_apart(found.entities)) for found in items)
+        return extracted(items, prepared.answer_bytes, go_on)
 
 
 def _schema_of(work: EntitiesWork | StructureWork, card: Card) -> tuple[Schema, str]:

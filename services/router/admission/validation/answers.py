@@ -1,0 +1,83 @@
+"""Bounds of answers, known before any work is done: what is refused here, and the share of each item that workers keep to. Pure.
+
+A size that the request alone decides (labels, scores, dense vectors, tokens to be written) is refused if it is too large. Where the
+size depends on what is found, the worker cuts it (`libs/models/answering.py`) to the item's share, which is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import models_pb2, tensor_pb2
+
+from libs.errors import InvalidInput
+from services.router.admission.validation import limits
+from services.router.admission.validation.limits import Limit
+
+BOUNDS: Final[Mapping[str, tuple[Limit, ...]]] = {
+    "encode.dense": (limits.ENCODED,),
+    "encode.sparse": (limits.SPARSE,),
+    "encode.multi_vector": (limits.ENCODED,),
+    "score": (limits.ITEMS,),
+    "extract.entities": (limits.ANSWERED, limits.SHARED),
+    "extract.classify": (limits.ANSWERED,),
+    "extract.relations": (limits.ANSWERED, limits.SHARED),
+    "extract.regions": (limits.SHARED,),
+    "extract.text": (limits.WRITTEN, limits.SHARED),
+    "extract.structure": (limits.ANSWERED, limits.SHARED),
+}
+"""The limits of every kind of answer: a verb with its representation or task. Scores take nine bytes a document."""
+
+DEFAULT_TOKENS: Final = 256
+"""Tokens of a text where the request does not say: what workers take where the checkpoint does not say either."""
+
+_NUMBER_BITS: Final[Mapping[int, int]] = {
+    tensor_pb2.DATA_TYPE_FLOAT16: 16,
+    tensor_pb2.DATA_TYPE_BFLOAT16: 16,
+    tensor_pb2.DATA_TYPE_INT8: 8,
+    tensor_pb2.DATA_TYPE_UINT8: 8,
+    tensor_pb2.DATA_TYPE_BINARY: 1,
+}
+"""Of a number of a vector; 32 of any other type."""
+
+
+def item_share(request: pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest, request_bytes: int) -> int:
+    """The most bytes that one item may take in the answer of a request of so many bytes."""
+    match request:
+        case pb.ExtractRequest():
+            return (limits.SHARED.most + request_bytes) // len(request.items)
+        case pb.EncodeRequest():
+            return limits.SPARSE.most // len(request.items)
+    return 0
+
+
+def check_written(task: pb.TextTask, pages: Iterable[int], items: int) -> None:
+    """Raises InvalidInput if more tokens may be written than one answer holds. `pages`: of each item that has some."""
+    counts = [count for count in pages if count]
+    texts = items - len(counts) + sum(counts)
+    tokens = 0 if task.text_layer == pb.TextTask.TEXT_LAYER_ONLY else task.max_tokens or DEFAULT_TOKENS
+    most = limits.WRITTEN.most
+    if texts * tokens > most:
+        message = f"items has {texts:,} texts to be written, of up to {tokens:,} tokens each:"
+        raise InvalidInput(f"{message} send at most {most // tokens:,} at a time, or set a smaller text.max_tokens", field="items")
+
+
+def check_encoded(request: pb.EncodeRequest, card: models_pb2.ModelCard | None, tokens: Sequence[int]) -> None:
+    """Raises InvalidInput if the vectors are more than one message may have. `tokens`: estimates for each item."""
+    if card is None:
+        return
+    forms = set(request.representations or card.representations[:1])
+    bits = _NUMBER_BITS.get(request.data_type, 32)
+    size = 0
+    if pb.REPRESENTATION_DENSE in forms:
+        size += len(request.items) * (request.dimensions or card.dimensions) * bits // 8
+    if pb.REPRESENTATION_MULTI_VECTOR in forms:
+        size += sum(tokens) // max(1, request.pooling_factor) * card.multi_vector_dimensions * bits // 8
+    most = limits.ENCODED.most
+    if size > most:
+        allowed = max(1, len(request.items) * most // size)
+        message = f"items has {len(request.items):,} entries with vectors of about {size:,} bytes; one answer has at most {most:,}:"
+        instead = f"call EncodeStream, send about {allowed:,} items at a time, or ask for a smaller data type"
+        raise InvalidInput(f"{message} {instead}", field="items")

@@ -1,0 +1,108 @@
+"""Every kind of answer has a bound that is known before any work is done."""
+
+from __future__ import annotations
+
+import re
+
+import grpc
+import pytest
+from redis.asyncio import Redis
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import models_pb2, tensor_pb2
+
+from libs.errors import InvalidInput
+from services.router.admission.validation import answers, limits
+from services.router.admission.validation.requests import check_extract
+from tests.router.parts import MODEL, FakeWorker, card, encode_request, refused, router
+
+
+def test_every_kind_of_answer_has_a_bound_that_is_in_the_table() -> None:
+    tasks = [f"extract.{field.name}" for field in pb.ExtractRequest.DESCRIPTOR.oneofs_by_name["task"].fields]
+    forms = [name.removeprefix("REPRESENTATION_").lower() for name, number in pb.Representation.items() if number]
+    assert set(answers.BOUNDS) == {*tasks, *(f"encode.{form}" for form in forms), "score"}
+    assert {limit for bounds in answers.BOUNDS.values() for limit in bounds} <= set(limits.ALL)
+    assert all(answers.BOUNDS.values())
+
+
+def test_every_field_of_an_encode_answer_is_of_a_kind_with_a_bound() -> None:
+    forms = {field.name for field in pb.EncodeResponse.DESCRIPTOR.fields} - {"model_revision", "usage", "timings"}
+    assert {f"encode.{form}" for form in forms} <= set(answers.BOUNDS)
+
+
+def test_items_share_what_an_answer_may_have_and_as_many_bytes_as_the_request_has() -> None:
+    request = pb.ExtractRequest(items=[pb.Item(text="a")] * 200)
+    assert answers.item_share(request, 359_000) == (limits.SHARED.most + 359_000) // 200
+    assert answers.item_share(pb.EncodeRequest(items=[pb.Item(text="a")] * 10_000), 100) // 8 == 419
+
+
+@pytest.mark.parametrize(("max_tokens", "allowed"), [(0, 4096), (4096, 256)])
+def test_more_tokens_than_an_answer_holds_are_not_written(max_tokens: int, allowed: int) -> None:
+    writes = card(tasks=[models_pb2.TASK_TEXT])
+    request = pb.ExtractRequest(model=MODEL, items=[pb.Item(text="a")] * (allowed + 1), text=pb.TextTask(max_tokens=max_tokens))
+    with pytest.raises(InvalidInput, match=f"send at most {allowed:,} at a time") as caught:
+        check_extract(request, writes)
+    assert caught.value.field == "items"
+    del request.items[allowed:]
+    check_extract(request, writes)
+
+
+def test_pages_are_texts_to_be_written_unless_their_layers_alone_are_asked_for() -> None:
+    reads = card(tasks=[models_pb2.TASK_TEXT])
+    reads.inputs.extend([models_pb2.INPUT_KIND_IMAGE, models_pb2.INPUT_KIND_DOCUMENT])
+    document = pb.Document(file=0, last_page=64)
+    request = pb.ExtractRequest(model=MODEL, text=pb.TextTask(max_tokens=4096), files=[b"%PDF-1.7"])
+    request.items.extend([pb.Item(parts=[pb.Part(document=document)])] * 5)
+    with pytest.raises(InvalidInput, match="320 texts to be written"):
+        check_extract(request, reads)
+    request.text.text_layer = pb.TextTask.TEXT_LAYER_ONLY
+    check_extract(request, reads)
+
+
+def test_any_number_of_images_may_be_searched_for_regions() -> None:
+    finds = card(tasks=[models_pb2.TASK_REGIONS])
+    items = [pb.Item(image=pb.Image(data=b"p"))] * 500
+    check_extract(pb.ExtractRequest(model=MODEL, regions=pb.RegionsTask(labels=["cat"]), items=items), finds)
+
+
+def vectors_card() -> models_pb2.ModelCard:
+    made = card()
+    made.dimensions, made.multi_vector_dimensions = 4096, 1024
+    made.representations[:] = [pb.REPRESENTATION_DENSE, pb.REPRESENTATION_MULTI_VECTOR]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("data_type", "dimensions", "allowed"),
+    [(tensor_pb2.DATA_TYPE_FLOAT32, 0, 1024), (tensor_pb2.DATA_TYPE_BFLOAT16, 0, 2048), (tensor_pb2.DATA_TYPE_FLOAT32, 1024, 4096)],
+)
+def test_dense_vectors_beyond_one_answer_are_refused_with_what_to_do(
+    data_type: tensor_pb2.DataType, dimensions: int, allowed: int
+) -> None:
+    request = pb.EncodeRequest(items=[pb.Item(text="a")] * (allowed + 1), data_type=data_type, dimensions=dimensions)
+    with pytest.raises(InvalidInput, match="call EncodeStream") as caught:
+        answers.check_encoded(request, vectors_card(), [1] * (allowed + 1))
+    found = re.search(r"send about ([\d,]+) items", caught.value.message)
+    assert found is not None
+    assert int(found[1].replace(",", "")) == allowed
+    del request.items[allowed:]
+    answers.check_encoded(request, vectors_card(), [1] * allowed)
+
+
+def test_multi_vectors_beyond_one_answer_are_refused_unless_they_are_pooled() -> None:
+    request = pb.EncodeRequest(items=[pb.Item(text="a")] * 20, representations=[pb.REPRESENTATION_MULTI_VECTOR])
+    with pytest.raises(InvalidInput, match="call EncodeStream"):
+        answers.check_encoded(request, vectors_card(), [400] * 20)
+    request.pooling_factor = 4
+    answers.check_encoded(request, vectors_card(), [400] * 20)
+
+
+async def test_a_router_refuses_large_vectors_in_one_answer_and_streams_them(redis_url: str, redis: Redis) -> None:
+    request = encode_request(*["a"] * 1100)
+    async with router(redis_url) as client, FakeWorker(client.address, models=[vectors_card()]).working() as worker:
+        await client.sees("w1")
+        refusal = await refused(client.inference.Encode(request))
+        assert (refusal.code, refusal.field) == (grpc.StatusCode.INVALID_ARGUMENT, "items")
+        assert not worker.jobs, "before any work is done"
+        rows = [part.dense.shape[0] async for part in client.inference.EncodeStream(request)]
+        assert sum(rows) == 1100
+        assert {job.item_answer_bytes for job in worker.jobs} == {limits.SPARSE.most // 1100}
