@@ -71,6 +71,17 @@ class ModelNotFound(ShoalError):
     reason = "MODEL_NOT_FOUND"
 
 
+class ModelUnreachable(ShoalError):
+    """No worker has the model on disk, and a store that may have it could not be asked.
+
+    It is unknown whether the model exists, so it is not MODEL_NOT_FOUND. Workers try again after a minute; a client that repeats
+    the call before that gets the same error, so it has no RetryInfo.
+    """
+
+    status = "FAILED_PRECONDITION"
+    reason = "MODEL_UNREACHABLE"
+
+
 class ModelBroken(ShoalError):
     """The model was found and cannot be loaded."""
 

@@ -16,7 +16,7 @@ from typing import cast
 from redis.asyncio import Redis
 from shoal.v1 import models_pb2, worker_pb2
 
-from libs.errors import ModelNotFound, NoCapacity
+from libs.errors import ModelNotFound, ModelUnreachable, NoCapacity
 from libs.fleet import scripts
 from libs.fleet.cards import digest_of, merged, without_measures
 from libs.fleet.snapshot import FleetSnapshot, LeaderRecord, WorkerModelRecord, WorkerRecord
@@ -36,7 +36,7 @@ ORDER_CLAIM_MS = 10_000
 """How long a load order claims the model, as routers' claims do: until the worker's heartbeat says LOADING, which then prevents
 further loads."""
 
-_PASSING = (ModelNotFound.reason, NoCapacity.reason)
+_PASSING = (ModelNotFound.reason, ModelUnreachable.reason, NoCapacity.reason)
 
 _WORKERS, _CARDS, _FAILURES, _STRIKES, _ROUTERS, _LEADER, _FENCES, _NOTES = (
     f"v1:{{fleet}}:{part}" for part in ("workers", "cards", "failures", "strikes", "routers", "leader", "fences", "notes")

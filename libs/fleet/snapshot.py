@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 
 from shoal.v1 import models_pb2, worker_pb2
 
-from libs.errors import ModelNotFound
+from libs.errors import ModelNotFound, ModelUnreachable
 
 COMING = (models_pb2.MODEL_STATE_DOWNLOADING, models_pb2.MODEL_STATE_LOADING)
 """The states of a model that a worker is fetching or loading."""
+
+ABSENT = (ModelNotFound.reason, ModelUnreachable.reason)
+"""Reasons of a worker that has no copy of the model: no store has it either, or a store could not be asked."""
 
 HELD = (*COMING, models_pb2.MODEL_STATE_WARM, models_pb2.MODEL_STATE_RESIDENT)
 
@@ -188,7 +191,8 @@ class FleetSnapshot:
     def verdict(self, model: str, pool: str) -> worker_pb2.Failure | None:
         """Why the pool cannot serve the model: 3 of its workers, or all if fewer, failed, and no other holds it. Else None.
 
-        A model that workers did not find is not given up while another worker has it on disk, because disks differ.
+        A model that workers did not find, also because no store could be asked, is not given up while another worker has it on
+        disk, because disks differ.
         """
         workers = self.in_pool(pool)
         failed = self.failures.get(model, {})
@@ -196,7 +200,8 @@ class FleetSnapshot:
         healthy = [worker.state(model) for worker in workers if worker.worker_id not in failed]
         if not failures or len(failures) < min(3, len(workers)) or any(state in HELD for state in healthy):
             return None
-        broken = [failure for failure in failures if failure.reason != ModelNotFound.reason]
+        broken = [failure for failure in failures if failure.reason not in ABSENT]
         if not broken and models_pb2.MODEL_STATE_COLD in healthy:
             return None
-        return (broken or failures)[0]
+        unasked = [failure for failure in failures if failure.reason == ModelUnreachable.reason]
+        return (broken or unasked or failures)[0]

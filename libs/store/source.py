@@ -11,7 +11,10 @@ from libs.errors import NoCapacity
 
 
 class OutOfReach(NoCapacity):
-    """The source could not be connected to. A source that answers that it is busy raises a plain NoCapacity."""
+    """The source could not be connected to. A source that answers that it is busy raises a plain NoCapacity.
+
+    The store raises ModelUnreachable instead where a model is looked for.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from libs.catalog.checkpoint import adapter as lora
-from libs.errors import ModelBroken, ModelNotFound, NoCapacity, ShoalError
+from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, NoCapacity, ShoalError
 from libs.names import is_model_id
 from libs.store.cache import Cache, Listing, Lock
 from libs.store.download import Transfer, download, patiently
 from libs.store.select import select
-from libs.store.source import Progress, Source
+from libs.store.source import OutOfReach, Progress, Source
 from libs.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,8 @@ class Store:
         """Blocks until the model is on this node. `report` is called from any thread, first when a download is known to be needed;
         of several threads that ask at the same time only one gets reports. `is_adapter`: accept only a LoRA adapter.
 
-        Raises ModelNotFound, ModelBroken (with advice) or NoCapacity (a source is unreachable, or the disk budget is in use).
+        Raises ModelNotFound, ModelUnreachable (a source cannot be connected to, and no other has the model), ModelBroken (with
+        advice) or NoCapacity (a source is busy or fell silent during a download, or the disk budget is in use).
         """
         if not is_model_id(model):
             raise ModelNotFound(f"{model!r} is not a model id of the form org/name", field="model")
@@ -123,14 +124,17 @@ class Store:
             for source in self._sources:
                 try:
                     return self._fetch_from(source, model, report, is_adapter)
-                except (ModelNotFound, ModelBroken, NoCapacity) as error:
+                except (ModelNotFound, ModelUnreachable, ModelBroken, NoCapacity) as error:
                     errors.append(error)
         raise _worst(model, errors)
 
     def _fetch_from(self, source: Source, model: str, report: Report, is_adapter: bool) -> Path | None:
         pauses = self._transfer.retry_seconds
         # Clients wait to learn whether any source has the model: an unreachable one is tried twice, and not five times.
-        found = patiently(lambda: source.find(model), pauses, most_unreached=1)
+        try:
+            found = patiently(lambda: source.find(model), pauses, most_unreached=1)
+        except OutOfReach as error:
+            raise ModelUnreachable(error.message, field="model") from error
         if isinstance(found, Path):
             return found
         if is_adapter and all(file.path != lora.FILE for file in found.files):
@@ -167,9 +171,16 @@ class Store:
 
 
 def _worst(model: str, errors: Sequence[ShoalError]) -> ShoalError:
-    """The error to raise if no source gave the model: ModelBroken before NoCapacity before ModelNotFound."""
-    for kind in (ModelBroken, NoCapacity, ModelNotFound):
+    """The error to raise if no source gave the model: ModelBroken before NoCapacity, ModelUnreachable and ModelNotFound.
+
+    A ModelUnreachable says what each source answered.
+    """
+    for kind in (ModelBroken, NoCapacity):
         for error in errors:
             if isinstance(error, kind):
                 return error
+    if any(isinstance(error, ModelUnreachable) for error in errors):
+        return ModelUnreachable("; ".join(error.message for error in errors), field="model")
+    if errors:
+        return errors[0]
     return ModelNotFound(f"no store is configured that could have {model}", field="model")

@@ -34,6 +34,8 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
             "version": VERSION,
             "description": "Small models behind the wire formats that programs already speak (docs/http.md).",
         },
+        # Relative to the document's own address, which a proxy in front of the edge may have changed.
+        "servers": [{"url": "/", "description": "The edge that serves this document."}],
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"bearer": []}],

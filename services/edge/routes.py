@@ -49,7 +49,10 @@ class Table:
         `allow`."""
         methods, model = self._match(path)
         if methods is None:
-            raise Problem("NO_SUCH_ROUTE", f"there is no {method} {path[:200]} here; GET /openapi.json lists what there is")
+            problem = Problem("NO_SUCH_ROUTE", f"there is no {method} {path[:200]} here; GET /openapi.json lists what there is")
+            if path.startswith("/api/"):
+                problem.dialect = ollama.OLLAMA
+            raise problem
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
             allowed = ", ".join(sorted(methods))

@@ -18,10 +18,14 @@ from libs.errors import NoCapacity, ShoalError
 from services.local.devices import accelerators, layout
 from services.local.mesh import LocalMesh, running
 from services.local.requirements import check_installed
-from services.local.settings import Settings, example_model, known_models, known_stores
+from services.local.settings import Settings, default_model, example_model, known_models, known_stores
 
 DEFAULT_HTTP_PORT: Final = 8080
 _HELP_MODEL = "A model to serve: org/name=/path/to/checkpoint, or a folder with subfolders <org>/<name>. May be repeated."
+_HELP_DEFAULT = (
+    "The model of requests that name none, such as TEI's /embed: org/name, or org/name=/path/to/checkpoint. All models of the mesh "
+    "can still be named."
+)
 
 _HELP_DEVICE = (
     "auto (all accelerators, one for each worker; without any, the CPU), cpu, cuda, or certain accelerators, such as cuda:0,2."
@@ -31,6 +35,8 @@ _HELP_METRICS = "Serve all processes' metrics as one page, http://HOST:PORT/metr
 
 
 def up(
+    default: Annotated[str | None, typer.Argument(metavar="[MODEL]", help=_HELP_DEFAULT, show_default=False)] = None,
+    *,
     port: Annotated[int, typer.Option(help="Port of the router on 127.0.0.1; 0 takes a free one.")] = 50051,
     http_port: Annotated[
         int | None, typer.Option(help="Port of HTTP on 127.0.0.1; 0 takes a free one. Default: 8080, or with --port 0 a free one.")
@@ -69,7 +75,8 @@ def up(
         check_installed()
         found = accelerators(device, os.environ)
         count, each = layout(1 if latency else workers, threads, len(found))
-        models, stores = known_models(model or [], os.environ), known_stores(os.environ)
+        given = [default, *(model or [])] if default and "=" in default else model or []
+        models, stores = known_models(given, os.environ), known_stores(os.environ)
         settings = Settings(
             port=port,
             http_port=_http_port(http_port, port) if http else None,
@@ -78,6 +85,7 @@ def up(
             threads=each,
             models=models,
             stores=stores,
+            default_model=default_model(default, models, stores) if default else "",
             dtype=dtype,
             device="cuda" if found else "cpu",
             accelerators=found[:count],
@@ -135,7 +143,7 @@ async def _serve(settings: Settings, console: Console) -> None:
 def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
     entries = list(filter(None, settings.models.split(":")))
     names = [entry.partition("=")[0] if "=" in entry else f"those in {entry}" for entry in entries]
-    model = example_model(settings.models, settings.stores)
+    model = example_model(settings.models, settings.stores, settings.default_model)
     console.print(f"[bold]Shoal is up[/bold] on {mesh.address}: {settings.workers} worker(s) x {settings.threads} thread(s)")
     if mesh.http_address:
         console.print(f"http    {_url(mesh)} (OpenAPI: {_url(mesh)}/openapi.json)", highlight=False)
@@ -148,6 +156,8 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
             f"devices {', '.join(f'cuda {name}' for name in settings.accelerators)}, one for each worker", highlight=False
         )
     console.print(f"models  {', '.join(names) or 'none in folders'}", highlight=False)
+    if settings.default_model:
+        console.print(f"        requests that name none are for {settings.default_model}", highlight=False)
     if settings.stores:
         console.print(f"        any other model is downloaded from {settings.stores} on its first request", highlight=False)
     if mesh.scheduler_address:

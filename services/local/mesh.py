@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Final, TypeAlias
 import grpc.aio
 from shoal.v1 import mesh_pb2, mesh_pb2_grpc
 
-from libs.errors import NoCapacity
+from libs.errors import InvalidInput, NoCapacity
 from libs.telemetry.exposition import serving_metrics
 from libs.telemetry.gathering import gather
 from services.local.devices import VISIBLE
@@ -33,6 +34,9 @@ START_SECONDS: Final = 120.0
 """How long the start may take, even of a worker that imports torch for CUDA from a slow disk."""
 STOP_ORDER: Final[tuple[Role, ...]] = ("edge", "router", "worker", "scheduler", "redis")
 
+
+NAMELESS: Final = ("embed", "rerank", "predict")
+"""Aliases that stand for the model of requests that name none (docs/http.md)."""
 
 _Service: TypeAlias = tuple[Role, str, list[str], dict[str, str]]
 """A child that is one of our services: role, name, command, and the variables that it alone has."""
@@ -143,6 +147,17 @@ def _free_address(port: int | None, option: str) -> str:
     return f"127.0.0.1:{port}"
 
 
+def _aliases(settings: Settings, place: Workplace) -> dict[str, str]:
+    """Write the edge's file of aliases for a mesh with a default model, and return its variable. Raises InvalidInput."""
+    if not settings.default_model:
+        return {}
+    if os.environ.get("SHOAL_ALIASES"):
+        names = ", ".join(NAMELESS)
+        raise InvalidInput(f"SHOAL_ALIASES is set: name {settings.default_model} as {names} in that file", field="SHOAL_ALIASES")
+    place.aliases.write_text(json.dumps({"aliases": dict.fromkeys(NAMELESS, settings.default_model)}))
+    return {"SHOAL_ALIASES": str(place.aliases)}
+
+
 def _common_variables(
     settings: Settings, address: str, scheduler_address: str, place: Workplace, http_address: str = ""
 ) -> dict[str, str]:
@@ -162,6 +177,7 @@ def _common_variables(
         **device,
         "SHOAL_THREADS": str(settings.threads),
         "PYTHONUNBUFFERED": "1",
+        **_aliases(settings, place),
         **dict(settings.environment),
     }
 

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from libs.catalog.checkpoint import adapter
 from libs.catalog.detect import read_card
 from libs.errors import InvalidInput, ModelBroken
+from libs.names import is_model_id
+from libs.store.select import CONFIGS
 from libs.telemetry.exposition import parse_address
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
@@ -39,6 +42,8 @@ class Settings:
     """As SHOAL_DEVICE of the worker, which stays as it is with "auto"."""
     accelerators: tuple[str, ...] = ()
     """One accelerator per worker, by its name in CUDA_VISIBLE_DEVICES: each worker sees only its own."""
+    default_model: str = ""
+    """The model of requests over HTTP that name none, such as TEI's /embed. Empty: such requests are refused."""
     has_scheduler: bool = False
     metrics_address: str = ""
     """Where the metrics of all processes are one page, host:port; port 0: a free one. Empty: nowhere."""
@@ -90,12 +95,49 @@ def known_models(given: list[str], environ: Mapping[str, str]) -> str:
         path = Path(entry.partition("=")[2] or entry)
         if not path.is_dir():
             raise InvalidInput(f"{path} is not a directory (given as model {entry!r})", field="model")
+    for entry in given:
+        _refuse_folder_without_models(entry)
     return ":".join(entries)
 
 
-def example_model(models: str, stores: str) -> str:
-    """A model for the first commands that a user tries: an offered one that encodes, else MiniLM if the hub is a source. Empty:
-    none is known."""
+def _refuse_folder_without_models(entry: str) -> None:
+    """Refuse a folder of models that has none: a typing error would be noticed at the first request, as a missing model."""
+    if "=" in entry:
+        return
+    folder = Path(entry)
+    if any((folder / name).is_file() for name in CONFIGS):
+        example = f"org/{folder.resolve().name}={entry}"
+        raise InvalidInput(f"{entry} is the folder of one model: give the model a name, such as --model {example}", field="model")
+    if not any(found.is_file() for name in (*CONFIGS, adapter.FILE) for found in folder.glob(f"*/*/{name}")):
+        message = "a folder of models has subfolders <org>/<name>, each with a config.json"
+        raise InvalidInput(f"{entry} has no models: {message}. For one model, give --model org/name={entry}", field="model")
+
+
+def default_model(given: str, models: str, stores: str) -> str:
+    """The id of the model that requests without a name are for.
+
+    Args:
+        given: `org/name` or `org/name=/path`.
+        models: The result of `known_models`.
+        stores: The sources of other models.
+
+    Raises:
+        InvalidInput: It is not a model's id, or neither a folder nor a store can have it.
+    """
+    name = given.partition("=")[0]
+    if not is_model_id(name):
+        raise InvalidInput(f"{given!r} is not a model: give org/name, or org/name=/path/to/checkpoint", field="model")
+    if not stores and all(name != offered for offered, _ in _offered(models)):
+        message = f"no folder has the model {name}, and SHOAL_STORES names no store that could"
+        raise InvalidInput(f"{message}: give {name}=/path/to/checkpoint", field="model")
+    return name
+
+
+def example_model(models: str, stores: str, default: str = "") -> str:
+    """A model for the first commands that a user tries: the default one if a store has it, else an offered one that encodes, else
+    MiniLM if the hub is a source. Empty: none is known."""
+    if default and all(name != default for name, _ in _offered(models)):
+        return default
     for name, directory in _offered(models):
         try:
             if "encode" in read_card(directory, name).tasks:

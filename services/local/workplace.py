@@ -28,6 +28,11 @@ class Workplace:
         return self.root / "tls"
 
     @property
+    def aliases(self) -> Path:
+        """The edge's aliases, in JSON, which is YAML."""
+        return self.root / "aliases.yaml"
+
+    @property
     def processes(self) -> Path:
         return self.root / "processes.json"
 

@@ -13,7 +13,7 @@ import grpc
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import inference_pb2_grpc, models_pb2, multiplex_pb2
 
-from libs.errors import ModelBroken, ModelNotFound, QueueFull
+from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, QueueFull
 from libs.queue import QueuedJob
 from libs.serving import Call, Deadline, current_call
 from libs.telemetry import traces
@@ -190,7 +190,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             refund = None if failed else await self._admission.charge(moment, price.tokens)
             try:
                 return await self._send(request, call, moment, price, deadline, held, whole, written)
-            except (ModelBroken, ModelNotFound):
+            except (ModelBroken, ModelNotFound, ModelUnreachable):
                 failed.append(moment.lane.pool)
                 if not self._admission.has_other_pool(wanted, failed):
                     raise

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
+import pyarrow
 import pytest
 import shoal
 import typer
 from PIL import Image
+from pyarrow import parquet
 from shoal.cli import console, main, plugins
 from shoal.cli.operation.tables import model_size
 from shoal.drawing import drawn
@@ -422,12 +427,17 @@ def test_unusable_input(run: Run, tmp_path: Path, name: str, content: str | byte
 
 def test_wrong_usage_exits_with_2_before_asking_anybody(run: Run, router: FakeRouter, nobody: str, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
+    (tmp_path / "empty.csv").touch()
     for arguments in (
         ("encode", MODEL),
         ("encode", MODEL, "-i", tmp_path / "empty.txt"),
         ("encode", MODEL, "x", "-o", "out.csv"),
         ("encode", MODEL, "x", "-o", "/no/such/directory/out.npy"),
         ("encode", MODEL, "x", "--field", "text"),
+        ("encode", MODEL, "x", "--column", "text"),
+        ("encode", MODEL, "-i", tmp_path / "empty.txt", "--column", "text"),
+        ("encode", MODEL, "-i", tmp_path / "empty.csv", "--field", "text"),
+        ("encode", MODEL, "-i", tmp_path / "empty.csv"),
         ("encode", MODEL, "x", "--role", "reader"),
         ("encode", MODEL, "x", "--timeout", "0"),
         ("encode", MODEL, "x", "--tls-cert", "cert.pem"),
@@ -466,6 +476,204 @@ def test_what_is_skipped_is_told_with_its_line(run: Run, tmp_path: Path) -> None
     ranked = json.loads(run("score", MODEL, "one", *words[1:], "--json").out)["results"]
     assert [row["index"] for row in ranked] == [0, 2]
     assert "in.txt:2 is blank" in run("encode", MODEL, "-i", tmp_path / "in.txt").err
+
+
+def test_malformed_lines_are_skipped_with_their_reason_and_not_counted(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b'{"text": "one"}\nno json\n{"body": "a"}\n\xff\n{"text": "two"}\n')
+    ran = run("encode", MODEL, "-i", tmp_path / "in.jsonl", "--on-invalid", "skip", "-o", tmp_path / "out.jsonl")
+    assert ran.code == 0
+    assert "skipped 3 of 5 texts" in ran.err
+    assert "\n2 texts, " in ran.err
+    for wanted in ("in.jsonl:2 is not JSON", "in.jsonl:3 has no text in the field 'text'", "in.jsonl:4 is not UTF-8"):
+        assert ran.err.count(wanted) == 1
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert ["dense" in row for row in rows] == [True, False, False, False, True]
+    assert "in.jsonl:2 is not JSON" in rows[1]["skipped"]
+
+
+def test_one_text_is_not_called_texts(run: Run, tmp_path: Path) -> None:
+    assert "1 text, " in run("encode", MODEL, "a b", "-o", tmp_path / "out.npy").err
+
+
+def write_parquet(file: Path, **columns: list[object]) -> Path:
+    parquet.write_table(pyarrow.table(columns), file)
+    return file
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".CSV"])
+def test_column_of_a_table_is_read_as_texts(run: Run, tmp_path: Path, suffix: str) -> None:
+    """The header is not a text, quotes and line ends within a cell are the format's, and the row stands in the output."""
+    texts, file = ['first, with "quotes"', "second\nline"], tmp_path / f"in{suffix}"
+    if suffix == ".parquet":
+        write_parquet(file, id=["7", "8"], body=list(texts))
+    else:
+        with file.open("w", encoding="utf-8-sig", newline="") as out:
+            csv.writer(out, delimiter="\t" if suffix == ".tsv" else ",").writerows(
+                [["id", "body"], ["7", texts[0]], ["8", texts[1]]]
+            )
+    ran = run("encode", MODEL, "--input", file, "--column", "body", "--output", tmp_path / "out.jsonl")
+    assert ran.code == 0, ran.err
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(row["id"], row["body"]) for row in rows] == list(zip("78", texts, strict=True))
+    assert [row["dense"] for row in rows] == [vector_of(text).tolist() for text in texts]
+    ran = run("encode", MODEL, "--input", file)
+    assert (ran.code, ran.out) == (1, "")
+    assert "has no column 'text'; its columns are id, body: name one with --column" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("text,id\na,1\nb\n", "in.csv:3 has 1 columns; the header has 2"),
+        ("text,id\na,1\n,2\n", "in.csv:3 has no text in the column 'text'"),
+        ("text,text\na,1\n", "has several columns 'text'"),
+        ('text\n"a" b\n', "in.csv is not a table"),
+        ("text\n\xff\n", "in.csv is not UTF-8"),
+    ],
+)
+def test_unusable_table(run: Run, tmp_path: Path, content: str, problem: str) -> None:
+    (tmp_path / "in.csv").write_bytes(content.encode("latin-1"))
+    ran = run("encode", MODEL, "-i", tmp_path / "in.csv")
+    assert (ran.code, ran.out) == (1, "")
+    assert problem in ran.err
+
+
+def test_unusable_parquet(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "in.parquet").write_text("a text\n")
+    ran = run("encode", MODEL, "-i", tmp_path / "in.parquet")
+    assert (ran.code, "in.parquet is not a Parquet file that can be read" in ran.err) == (1, True)
+    ran = run("encode", MODEL, "-i", write_parquet(tmp_path / "b.parquet", text=["a", None]))
+    assert (ran.code, "b.parquet:2 has no text in the column 'text'" in ran.err) == (1, True)
+    ran = run("encode", MODEL, "-i", write_parquet(tmp_path / "c.parquet", text=[1]))
+    assert (ran.code, "c.parquet:1 has int 1 in the column 'text'" in ran.err) == (1, True)
+
+
+def test_parquet_without_pyarrow_names_the_extra(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    ran = run("encode", MODEL, "-i", tmp_path / "in.parquet")
+    assert (ran.code, "pip install 'shoal[parquet]'" in ran.err) == (1, True)
+
+
+@pytest.mark.parametrize("name", ["in.md", "in", "in.csv.gz", "in.xlsx"])
+def test_input_of_an_unknown_format_is_refused(run: Run, router: FakeRouter, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("a text\n")
+    ran = run("encode", MODEL, "--input", tmp_path / name)
+    assert (ran.code, ran.out) == (2, "")
+    for wanted in (".txt, .jsonl, .ndjson, .csv, .tsv or", "--input -"):
+        assert wanted in ran.err
+    assert not router.calls
+
+
+def test_byte_order_mark_is_not_part_of_a_text(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
+    answer = run("encode", MODEL, "-i", tmp_path / "in.txt", "--json").json()
+    assert [row["dense"] for row in answer["items"]] == [vector_of("one").tolist(), vector_of("two").tolist()]
+
+
+@pytest.fixture
+def numbered(tmp_path: Path) -> Path:
+    """300 texts: three parts of at most 128, 256, … items."""
+    file = tmp_path / "in.txt"
+    file.write_text("".join(f"text {number}\n" for number in range(300)))
+    return file
+
+
+def lines_of(file: Path) -> list[Any]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, after: int, error: BaseException) -> None:
+    """Lets the client's `encode` raise the error after `after` calls."""
+    encode, calls = shoal.Client.encode, iter(range(after))
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if next(calls, None) is None:
+            raise error
+        return encode(*arguments, **options)
+
+    monkeypatch.setattr(shoal.Client, "encode", interrupted)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), shoal.errors.NoCapacity("no worker")])
+def test_interrupted_lines_are_kept_and_resumed(
+    run: Run, numbered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    output = tmp_path / "out.jsonl"
+    with monkeypatch.context() as patch:
+        interrupt(patch, 1, error)
+        ran = run("encode", MODEL, "-i", numbered, "-o", output)
+    assert ran.code == (130 if isinstance(error, KeyboardInterrupt) else 1)
+    assert f"128 of 300 texts are in {output}; --resume continues after them" in ran.err
+    assert len(lines_of(output)) == 128
+    with output.open("a") as file:
+        file.write('{"text": "text 128", "dense": [0.')  # a line that the end of the process cut off
+    ran = run("encode", MODEL, "-i", numbered, "-o", output, "--resume")
+    assert ran.code == 0, ran.err
+    assert "172 texts, " in ran.err
+    assert "128 texts before them were there already" in ran.err
+    assert [row["text"] for row in lines_of(output)] == [f"text {number}" for number in range(300)]
+    assert [row["dense"] for row in lines_of(output)] == [vector_of(f"text {number}").tolist() for number in range(300)]
+
+
+def test_resuming_refuses_another_input(run: Run, numbered: Path, router: FakeRouter, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    output.write_text('{"text": "another", "dense": []}\n')
+    ran = run("encode", MODEL, "-i", numbered, "-o", output, "--resume")
+    assert (ran.code, ran.out) == (1, "")
+    assert "line 1 is not of this input" in ran.err
+    assert not [call for call in router.calls if call.method == "Encode"]
+    assert output.read_text() == '{"text": "another", "dense": []}\n'
+    for arguments in (("-o", tmp_path / "out.npy", "--resume"), ("--resume",), ("-o", output, "--json", "--resume")):
+        ran = run("encode", MODEL, "-i", numbered, *arguments)
+        assert (ran.code, "--resume continues a file of lines" in ran.err) == (2, True)
+
+
+def test_interrupt_without_lines_says_that_nothing_was_kept(
+    run: Run, numbered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt(monkeypatch, 0, KeyboardInterrupt())
+    for output in (tmp_path / "out.npy", tmp_path / "out.jsonl"):
+        ran = run("encode", MODEL, "-i", numbered, "-o", output)
+        assert (ran.code, "interrupted: nothing was " in ran.err, output.exists()) == (130, True, False)
+
+
+def test_errors_late_in_a_file_of_lines_name_their_line(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("a\n" * 200 + "long " * 20 + "\n")
+    options = ("-i", tmp_path / "in.txt", "-o", tmp_path / "out.jsonl", "--truncation", "none")
+    ran = run("encode", MODEL, *options)
+    assert (ran.code, f"at {tmp_path}/in.txt:201" in ran.err) == (1, True)
+    ran = run("encode", MODEL, *options, "--resume", "--on-invalid", "skip")
+    assert ran.code == 0
+    assert "in.txt:201: " in ran.err
+    assert "72 texts, " in ran.err
+
+
+def test_entities_are_written_as_they_arrive(run: Run, numbered: Path, tmp_path: Path) -> None:
+    ran = run("extract", "entities", MODEL, "-i", numbered, "-o", tmp_path / "out.jsonl")
+    assert (ran.code, len(lines_of(tmp_path / "out.jsonl"))) == (0, 300)
+
+
+def test_timeout_of_nothing_is_refused(run: Run) -> None:
+    ran = run("encode", MODEL, "x", "--timeout", "0")
+    assert (ran.code, "--timeout must be above 0 seconds, not 0" in ran.err) == (2, True)
+
+
+def test_address_of_a_web_server_is_named(run: Run) -> None:
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        ran = run("encode", MODEL, "x", "--address", f"127.0.0.1:{server.server_port}")
+        server.shutdown()
+    assert (ran.code, ran.out) == (1, "")
+    assert f"127.0.0.1:{server.server_port} speaks HTTP, as the edge and the console do" in ran.err
+
+
+def test_misspelt_model_is_answered_with_similar_names(run: Run, router: FakeRouter) -> None:
+    ran = run("models", "show", "org/smal")
+    assert (ran.code, f"did you mean {MODEL}?" in ran.err) == (1, True)
+    router.refusals = [Refusal(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND", "no worker can find it")]
+    ran = run("encode", "orgs/Small", "x")
+    assert (ran.code, f"did you mean {MODEL}?" in ran.err) == (1, True)
+    assert "did you mean" not in run("models", "show", "other/different").err
 
 
 def test_embed_and_rerank_are_other_names(run: Run) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
+import pickle
 
 import grpc
 import numpy as np
@@ -415,3 +417,30 @@ async def test_arrays_are_read_only_unless_asked_otherwise(connect: Connect, rou
         scored = await client.do("score", MODEL, "one", ["one", "two"], writable=True)
         scored.scores[0] = 7
         assert scored.ranking.flags.writeable
+
+
+def test_repr_of_results_is_short(router: FakeRouter) -> None:
+    with shoal.Client(router.address) as client:
+        found = client.encode(MODEL, ["a"] * 500, representations=["dense", "sparse"])
+        assert repr(found).startswith("EncodeResult(dense=Vectors(500 x 12 float32), sparse=Sparse(500 x 200, ")
+        assert repr(found).endswith("input_tokens=500, revision='r1')")
+        ranked = client.score(MODEL, "a", [f"a {number}" for number in range(500)])
+        assert repr(ranked).startswith("ScoreResult(documents=500, best={")
+        named = client.entities(MODEL, ["Anna lives in Bern."] * 500)
+        assert "items=500" in repr(named)
+        for result in (found, ranked, named):
+            assert len(repr(result)) < 1000
+    assert repr(shoal.Extraction()) == "Extraction()"
+    assert repr(shoal.Extraction(text="a", finish_reason="stop")) == "Extraction(text='a', finish_reason='stop')"
+
+
+@pytest.mark.parametrize("kind", [shoal.Client, shoal.AsyncClient])
+def test_client_says_its_address_and_what_to_pickle_instead(kind: type[shoal.Client] | type[shoal.AsyncClient]) -> None:
+    client = kind("127.0.0.1:1", token="secret")
+    assert repr(client) == f"{kind.__name__}('127.0.0.1:1')"
+    assert repr(shoal.ModelHandle("org/model", address="127.0.0.1:1", token="secret")) == (
+        "ModelHandle('org/model', address='127.0.0.1:1')"
+    )
+    for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match=rf"a {kind.__name__} holds connections .* shoal\.ModelHandle\(model, address="):
+            attempt(client)

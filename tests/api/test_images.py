@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import shoal
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
 from shoal.errors import InvalidInput
 from shoal.requests import images
-from shoal.requests.arguments import item_lengths, item_list, item_message, item_messages
-from shoal.tasks import Item
+from shoal.requests.arguments import Options, item_lengths, item_list, item_message, item_messages, most_items
+from shoal.requests.extract import ExtractPlan
+from shoal.tasks import Entities, Item
 
 PIXELS: NDArray[np.uint8] = np.random.default_rng(3).integers(0, 255, (31, 20, 3), dtype=np.uint8)
 
@@ -57,6 +62,96 @@ def test_one_picture_is_a_list_of_one() -> None:
         assert len(item_list(one)) == 1
     assert len(item_list(np.stack([PIXELS, PIXELS, PIXELS]))) == 3
     assert item_list(np.array(["a", "b"])) == ["a", "b"]
+
+
+PNG_URI = "data:image/png;base64," + base64.b64encode(b"png").decode()
+PDF_URI = "data:application/pdf;base64," + base64.b64encode(b"%PDF-1.7").decode()
+
+
+@pytest.mark.parametrize("uri", [PNG_URI, PNG_URI.replace("data:image", "DATA:Image"), PNG_URI.replace(";", ";name=a.png;", 1)])
+def test_text_that_is_an_image_in_base64_is_sent_as_the_image(uri: str) -> None:
+    assert item_message("items[0]", uri).image.data == b"png"
+    assert item_message("items[0]", shoal.Parts("what is", uri)).parts[1].image.data == b"png"
+
+
+def test_text_that_is_a_pdf_in_base64_is_sent_as_the_document() -> None:
+    assert item_message("items[0]", PDF_URI).parts[0].document.data == b"%PDF-1.7"
+    assert most_items([PDF_URI]) == most_items([shoal.Document(b"%PDF-1.7")])
+
+
+@pytest.mark.parametrize(
+    "text", ["data: a word", "data:image/png is a media type", "see " + PNG_URI, "data:,a", "Data: 3; base64, 4"]
+)
+def test_text_that_does_not_begin_with_a_file_stays_text(text: str) -> None:
+    assert item_message("items[0]", text).text == text
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        (PNG_URI + " and a text", "is not base64 after that"),
+        (
+            "data:audio/wav;base64,AAAA",
+            r"file of the type audio/wav: data:image/…;base64, and data:application/pdf;base64, are read",
+        ),
+        ("data:;base64,AAAA", "file of the type text/plain"),
+    ],
+)
+def test_file_in_text_that_cannot_be_read_is_refused(uri: str, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words) as caught:
+        item_messages("items", ["a", uri], [0, 1])
+    assert caught.value.field == "items[1]"
+
+
+class FakeFrame:
+    """A DataFrame as far as the client looks at it: iterating it gives the names of its columns."""
+
+    def __init__(self, columns: list[str]) -> None:
+        self.columns = columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+
+class FakeSeries:
+    """A Series as far as the client looks at it."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        (
+            FakeFrame(["text", "id"]),
+            r'items is a FakeFrame, a table: name the column with the items, such as df\["text"\]\..*text, id',
+        ),
+        (pyarrow.table({"words": ["a", "b"]}), r'items is a Table, a table: .* df\["words"\]'),
+        ({"a": "first text", "b": "second text"}, r"items is a dict: send its values as a list"),
+        ({"a", "b"}, "items is a set, which has no order"),
+        (3, "items is a int; it must be a text, an image, a document, or a list of these"),
+        (None, "items is a NoneType; it must be"),
+    ],
+)
+def test_argument_whose_iteration_is_not_its_items_is_refused(items: Any, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words) as caught:
+        item_list(items)
+    assert caught.value.field == "items"
+
+
+def test_series_are_lists_of_items() -> None:
+    series: Any = FakeSeries()
+    assert item_list(series) == ["a", "b"]
+
+
+def test_one_label_is_not_split_into_characters() -> None:
+    options = Options("org/model", None, "", "", None, "raise")
+    plan = ExtractPlan(["text"], Entities(labels="person"), options)
+    assert list(plan.whole().entities.labels) == ["person"]
+    described: Any = {"person": "a human"}
+    with pytest.raises(InvalidInput, match=r"entities.labels is a dict; it must be a list of labels"):
+        ExtractPlan(["text"], Entities(labels=described), options)
 
 
 def test_parts_keep_their_order() -> None:

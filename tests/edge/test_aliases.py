@@ -7,12 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
+from shoal.v1 import models_pb2
 
 from libs.errors import InvalidInput
+from libs.serving.watched import Watched
 from services.edge.aliases import read_aliases, watch_aliases
 from services.edge.messages.names import Names, Target
 from services.edge.settings import Settings
-from tests.edge.parts import MODEL, Script, edge
+from tests.edge.parts import MODEL, Script, card, edge
 
 FILE = """
 aliases:
@@ -113,3 +115,23 @@ def test_settings_name_the_variable(name: str, value: str) -> None:
 
 def test_settings_describe_themselves() -> None:
     assert Settings.from_env({"SHOAL_TOKENS": "/not/ours"}).describe()["routers"] == "127.0.0.1:50051"
+
+
+async def test_lists_of_models_leave_out_those_that_cannot_answer() -> None:
+    """One caller's typo is not a model for the others; `GET /v1/models/{id}` still says why it failed."""
+    failed, cold = models_pb2.MODEL_STATE_FAILED, models_pb2.MODEL_STATE_COLD
+    broken = models_pb2.ModelPlace(worker_id="w", state=cold, last_error="no config.json")
+    models = [
+        models_pb2.Model(model="a/typo", state=failed, last_error="no store has it"),
+        models_pb2.Model(model="b/broken", state=cold, last_error="no config.json", places=[broken]),
+        models_pb2.Model(model="c/cold", state=cold, places=[broken, models_pb2.ModelPlace(worker_id="v", state=cold)]),
+        card(),
+    ]
+    names = Names({"alias-of-typo": Target("a/typo"), "alias-of-new": Target("new/model")})
+    async with edge(Script(models=models), aliases=Watched.fixed(names)) as http:
+        listed = (await http.get("/v1/models")).json
+        assert [entry["id"] for entry in listed["data"]] == ["c/cold", MODEL, "alias-of-new"]
+        tags = (await http.get("/api/tags")).json["models"]
+        assert [entry["name"] for entry in tags] == ["alias-of-new", "c/cold", MODEL]
+        one = (await http.get("/v1/models/a/typo")).json
+        assert (one["state"], one["last_error"]) == ("failed", "no store has it")

@@ -9,12 +9,14 @@ from random import Random
 from typing import Any
 
 import pytest
+from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import QueueFull
 from services.edge.dialects import cohere, huggingface, jina, ollama, openai
 from services.edge.dialects.tei import TEI
 from services.edge.messages.base import Answer, Dialect, Problem, Question, Received
 from services.edge.messages.names import Names, Target
+from services.edge.routes import Table
 from tests.edge.parts import MODEL, Script, card, edge
 
 BODIES = 300
@@ -49,6 +51,51 @@ CASES = (
     Case(ollama.embeddings, ollama.OLLAMA, {"model": MODEL, "prompt": "a"}),
     Case(ollama.show, ollama.OLLAMA, {"model": MODEL, "name": "a"}),
 )
+
+IMAGE = "data:image/png;base64,iVBORw=="
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": IMAGE}),
+        ("/v1/embeddings", {"input": [IMAGE]}),
+        ("/v1/embeddings", {"input": [{"text": IMAGE}]}),
+        ("/v2/embed", {"texts": [IMAGE], "input_type": "search_document", "embedding_types": ["float"]}),
+        ("/v1/embed", {"texts": [IMAGE], "input_type": "search_document"}),
+        ("/v1/rerank", {"query": "a", "documents": [IMAGE]}),
+        ("/v1/rerank", {"query": IMAGE, "documents": ["a"]}),
+        ("/api/embed", {"input": [IMAGE]}),
+        ("/api/embed", {"input": IMAGE}),
+        ("/api/embeddings", {"prompt": IMAGE}),
+        (f"/v1/encode/{MODEL}", {"items": [{"text": IMAGE}]}),
+        (f"/v1/score/{MODEL}", {"query": {"text": "a"}, "items": [{"text": IMAGE}]}),
+        ("/embed", {"inputs": IMAGE}),
+        ("/embed", {"inputs": [IMAGE]}),
+        ("/embed_sparse", {"inputs": IMAGE}),
+        ("/rerank", {"query": "a", "texts": [IMAGE]}),
+        ("/predict", {"inputs": IMAGE}),
+        ("/score", {"text_1": "a", "text_2": [IMAGE]}),
+        ("/pooling", {"input": [IMAGE], "task": "embed"}),
+    ],
+)
+def test_text_that_is_an_image_in_base64_reaches_the_mesh_as_an_image(path: str, body: dict[str, Any]) -> None:
+    route, model = Table().find("POST", path)
+    names = Names({alias: Target(MODEL) for alias in ("embed", "rerank", "predict")})
+    question = route.ask(Received(json.dumps({"model": MODEL, **body}).encode(), names, model))
+    assert isinstance(question, Question)
+    message: Any = question.message
+    items = [message.query, *message.documents] if isinstance(message, pb.ScoreRequest) else message.items
+    assert sum(item.image.data == b"\x89PNG" for item in items) == 1
+    assert not any(IMAGE in item.text for item in items)
+
+
+@pytest.mark.parametrize("path", ["items[0].image", "items[0].image.data", "items[0].text", "items[0].parts[0].document.data"])
+def test_fields_of_files_in_texts_are_named_as_the_caller_names_the_text(path: str) -> None:
+    for given, field in (("a", "input"), (["a"], "input[0]")):
+        question = openai.embeddings(Received(json.dumps({"model": MODEL, "input": given}).encode(), Names({})))
+        assert question.renamed(path) == field
+        assert question.renamed(f"{path} is empty") == f"{field} is empty"
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
@@ -123,3 +170,11 @@ async def test_a_full_queue_says_when_to_come_back(path: str, body: Any, told: A
     assert (reply.status, reply.json) == (429, told)
     assert (reply.headers["retry-after"], reply.headers["retry-after-ms"]) == ("2", "1500")
     assert "x-should-retry" not in reply.headers
+
+
+def test_pdf_in_a_conversation_is_refused_with_the_path_that_reads_it() -> None:
+    part = {"type": "image_url", "image_url": {"url": "data:application/pdf;base64,JVBERi0xLjc="}}
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": [part]}]}).encode()
+    route, _ = Table().find("POST", "/v1/chat/completions")
+    with pytest.raises(Problem, match=r"POST /v1/extract/\{model\} with the task text"):
+        route.ask(Received(body, Names({})))

@@ -141,6 +141,32 @@ def test_errors_are_a_text(reason: str, status: int) -> None:
     assert (b"retry-after" in dict(answer.headers)) == (status == 429)
 
 
+async def test_pull_says_whether_a_model_is_there() -> None:
+    failed = models_pb2.Model(model="org/failed", state=models_pb2.MODEL_STATE_FAILED, last_error="no config.json")
+    async with edge(Script(models=[card(), failed])) as http:
+        reply = await http.post("/api/pull", {"model": f"{MODEL}:latest"})
+        assert (reply.status, reply.headers["content-type"]) == (200, "application/x-ndjson")
+        assert reply.body == b'{"status":"success"}\n'
+        assert (await http.post("/api/pull", {"name": MODEL, "stream": False})).json == {"status": "success"}
+        reply = await http.post("/api/pull", {"model": "org/unknown"})
+        assert (reply.status, reply.json) == (404, {"error": "no worker knows org/unknown"})
+        reply = await http.post("/api/pull", {"model": "org/failed"})
+        assert (reply.status, reply.json) == (404, {"error": "no config.json"})
+        reply = await http.post("/api/push", {"model": MODEL})
+        assert (reply.status, list(reply.json)) == (404, ["error"])
+        assert isinstance(reply.json["error"], str)
+
+
+async def test_rerank_in_the_form_of_cohere() -> None:
+    async with edge(Script(models=[card()])) as http:
+        body = {"model": f"{MODEL}:latest", "query": "fish", "documents": ["a", "b"], "top_n": 1}
+        found = (await http.post("/api/rerank", body)).json
+        assert found["results"] == (await http.post("/v1/rerank", body | {"model": MODEL})).json["results"]
+        assert len(found["results"]) == 1
+        reply = await http.post("/api/rerank", {"query": "fish", "documents": ["a"]})
+        assert isinstance(reply.json["error"], str)
+
+
 async def test_over_http() -> None:
     async with edge(Script(models=[card()])) as http:
         assert (await http.get("/")).body == b"Ollama is running"

@@ -283,6 +283,7 @@ def test_errors_of_the_router_are_told_in_the_callers_names(given: Any, field: s
         ("QUEUE_FULL", 429, "rate_limit_error", "rate_limit_exceeded"),
         ("INTERNAL", 500, "server_error", None),
         ("MODEL_LOAD_FAILED", 502, "server_error", None),
+        ("MODEL_UNREACHABLE", 424, "invalid_request_error", "model_unreachable"),
         ("NO_CAPACITY", 503, "server_error", "overloaded"),
         ("DEADLINE_PASSED", 504, "server_error", "timeout"),
     ],

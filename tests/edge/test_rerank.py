@@ -148,3 +148,9 @@ def test_squashing_keeps_the_order() -> None:
     assert (np.diff(found) > 0).all()
     assert found.min() > 0
     assert found.max() < 1
+
+
+def test_field_of_a_query_is_named_as_the_caller_names_it() -> None:
+    question = rerank(Received(json.dumps({"model": MODEL, "query": "a", "documents": ["b"]}).encode(), Names({})))
+    for path in ("query.text", "query.image", "query.image.data", "query.parts[0].document"):
+        assert question.renamed(path) == "query"

@@ -99,6 +99,7 @@ async def test_health_openapi_and_head() -> None:
             assert (await http.get(path)).status == 200
         described = (await http.get("/openapi.json")).json
         assert described["openapi"] == "3.1.0"
+        assert [server["url"] for server in described["servers"]] == ["/"]
         root = await http.get("/")
         assert root.headers["content-type"].split(";")[0] in described["paths"]["/"]["get"]["responses"]["200"]["content"]
         assert described["paths"][EMBED]["post"]["requestBody"]

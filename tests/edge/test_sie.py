@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from shoal.errors import TaskNotSupported
 from shoal.transport.methods import EXTRACT, GET_MODEL
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
-from services.edge.dialects import sie
+from services.edge.dialects import openai, sie
 from services.edge.messages.base import MSGPACK, Answer, Problem, Question, Received, noting_truncation
 from services.edge.messages.names import Names
 from tests.edge.parts import MODEL, card, dense, ragged, scores, sparse, vectors
@@ -148,6 +149,54 @@ def test_the_caller_says_the_task_of_a_model_that_has_several() -> None:
     for task in ("entities", "classify", "relations"):
         body = {"items": [{"text": "a"}], "params": {"labels": ["person"], "options": {"task": task}}}
         assert extracted(body, *kinds).message.WhichOneof("task") == task
+
+
+def test_document_reaches_the_mesh_with_its_pages() -> None:
+    pdf, encoded = b"%PDF-1.7", base64.b64encode(b"%PDF-1.7").decode()
+    for item in ({"document": encoded}, {"document": {"data": encoded, "format": "pdf", "first_page": 2, "last_page": 3}}):
+        message: Any = ask(sie.encode, {"items": [item]}).message
+        document = message.items[0].parts[0].document
+        assert document.data == pdf
+        assert (document.first_page, document.last_page) == ((2, 3) if isinstance(item["document"], dict) else (0, 0))
+    message = ask(sie.encode, {"items": [{"document": pdf}]}, packed=True).message
+    assert message.items[0].parts[0].document.data == pdf
+    renamed = ask(sie.encode, {"items": [{"document": encoded}]}).renamed
+    assert renamed("items[0].parts[0].document.data is no PDF") == "items[0].document.data is no PDF"
+
+
+def test_text_of_a_document_is_read_over_http() -> None:
+    """By a model that reads, and by the text layer alone with any other one that takes documents."""
+    body: Any = {"items": [{"document": base64.b64encode(b"%PDF-1.7").decode()}]}
+    message: Any = extracted(body, models_pb2.TASK_TEXT).message
+    assert message.text.kind == pb.TextTask.KIND_OCR
+    assert extracted(body, models_pb2.TASK_TEXT, models_pb2.TASK_ENTITIES).message.WhichOneof("task") == "entities"
+    question = extracted(body | {"params": {"options": {"task": "text"}}}, models_pb2.TASK_ENCODE)
+    assert question.message.WhichOneof("task") == "text"
+    pages = [pb.PageText(page=1, text="Ada", is_text_layer=True)]
+    found = told(question.answer(pb.ExtractResponse(results=[pb.Extraction(pages=pages)])))
+    assert found["items"][0]["pages"] == [{"page": 1, "text": "Ada", "is_text_layer": True}]
+
+
+@pytest.mark.parametrize("value", [{"a": [1]}, "text", 3, [1]])
+def test_unsupported_field_is_named_whatever_its_value_is(value: Any) -> None:
+    """The reader's message was "expected null" for every value."""
+    for item, field in (({"audio": value}, "audio"), ({"video": value}, "video")):
+        with pytest.raises(Problem, match=f"{field} is not supported") as caught:
+            ask(sie.encode, {"items": [{"text": "a"} | item]})
+        assert caught.value.field == f"items[0].{field}"
+    with pytest.raises(Problem, match=r"params.options.muvera is not supported"):
+        ask(sie.encode, {"items": [{"text": "a"}], "params": {"options": {"muvera": value}}})
+    body = json.dumps({"model": MODEL, "input": "a", "messages": value}).encode()
+    with pytest.raises(Problem, match="messages are not supported: send input"):
+        openai.embeddings(Received(body, Names({})))
+
+
+def test_task_that_the_model_does_not_have_is_about_the_model() -> None:
+    """gRPC names the task's field, which no HTTP wire has."""
+    question = ask(sie.encode, {"items": [{"text": "a"}]})
+    for field in ("text", "entities", "classify", "relations", "regions", "structure", "model"):
+        problem = Problem.of(TaskNotSupported(f"org/a has no task {field}", field=field), question)
+        assert (problem.field, problem.status) == ("model", 400)
 
 
 def test_regions() -> None:
@@ -315,6 +364,7 @@ def test_a_profile_that_is_not_there_is_no_model() -> None:
         ("RATE_LIMITED", 429, "RATE_LIMITED"),
         ("NO_CAPACITY", 503, "PROVISIONING"),
         ("MODEL_LOAD_FAILED", 502, "MODEL_LOAD_FAILED"),
+        ("MODEL_UNREACHABLE", 424, "MODEL_NOT_FOUND"),
         ("WORKER_LOST", 500, "INFERENCE_ERROR"),
         ("DEADLINE_PASSED", 504, "TIMEOUT"),
     ],

@@ -192,6 +192,7 @@ def test_what_cannot_be_done_is_refused_with_its_field(what: Callable[[Received]
         ("INPUT_TOO_LONG", "no", 422, "Validation"),
         ("TASK_NOT_SUPPORTED", "no", 424, "Backend"),
         ("MODEL_LOAD_FAILED", "no", 424, "Backend"),
+        ("MODEL_UNREACHABLE", "no", 424, "Backend"),
         ("QUEUE_FULL", "no", 429, "Overloaded"),
         ("NO_CAPACITY", "no", 503, "Unhealthy"),
         ("TOO_LARGE", "no", 413, "Validation"),

@@ -19,6 +19,7 @@ DOWNLOADING, COLD, LOADING, WARM, RESIDENT, FAILED = (
 )
 BROKEN = worker_pb2.Failure(reason="MODEL_LOAD_FAILED")
 NOT_FOUND = worker_pb2.Failure(reason="MODEL_NOT_FOUND")
+UNREACHABLE = worker_pb2.Failure(reason="MODEL_UNREACHABLE")
 MODEL = "org/model"
 
 
@@ -95,6 +96,7 @@ def test_a_model_is_given_up_after_three_workers_or_all() -> None:
     assert fleet(*workers, failures={"a": BROKEN, "b": BROKEN}).verdict(MODEL, "cpu") is None
     assert fleet(*workers, failures={"a": BROKEN, "b": NOT_FOUND, "c": NOT_FOUND}).verdict(MODEL, "cpu") == BROKEN
     assert fleet(workers[0], failures={"a": NOT_FOUND}).verdict(MODEL, "cpu") == NOT_FOUND
+    assert fleet(*workers, failures={"a": NOT_FOUND, "b": UNREACHABLE, "c": NOT_FOUND}).verdict(MODEL, "cpu") == UNREACHABLE
     assert fleet(*workers[:2], failures={"a": BROKEN, "b": BROKEN}).verdict(MODEL, "cpu") == BROKEN
 
 

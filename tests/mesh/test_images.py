@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import struct
 import zipfile
 import zlib
@@ -55,6 +56,22 @@ def test_texts_and_images_of_one_request(client: shoal.Client, references: dict[
     assert relative_error(np.concatenate([one.dense for one in alone]), result.dense) <= 1e-5
     assert sum(one.usage.image_tokens for one in alone) == result.usage.image_tokens
     assert sum(one.usage.input_tokens for one in alone) == result.usage.input_tokens
+
+
+def test_text_that_is_an_image_in_base64_is_embedded_as_the_image(
+    client: shoal.Client, references: dict[Family, Reference], mesh: Cluster
+) -> None:
+    del references
+    uri = f"data:image/png;base64,{base64.b64encode(FILES[0]).decode()}"
+    found, wanted = client.encode("random/clip-images", [uri]), client.encode("random/clip-images", [FILES[0]])
+    np.testing.assert_array_equal(found.dense, wanted.dense)
+    assert found.usage == wanted.usage
+    with pytest.raises(errors.TaskNotSupported, match=r"is an image|takes no images"):
+        client.encode("random/bert-embed", ["a text", uri])
+    with grpc.insecure_channel(mesh.address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError, match=r"send the bytes of an image as image\.data"):
+            stub.Encode(pb.EncodeRequest(model="random/clip-images", items=[pb.Item(text=uri)]))
 
 
 def test_beside_a_model_of_texts(client: shoal.Client, references: dict[Family, Reference]) -> None:

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -75,6 +76,20 @@ def test_up_says_how_to_talk_to_it_answers_and_stops_on_ctrl_c() -> None:
         assert process.wait(30) == 0
         logs = re.search(r"logs\s+(\S+)", text)
         assert logs is not None
+
+
+def test_up_with_a_model_answers_requests_that_name_none() -> None:
+    with up(MINILM, "--port", "0", "--http-port", "0", "--workers", "1") as process:
+        assert process.stderr is not None
+        said = "".join(iter(process.stderr.readline, "Ctrl-C stops the mesh.\n"))
+        assert f"requests that name none are for {MINILM}" in said
+        url = re.search(r"http +(http://\S+)", said)
+        assert url is not None
+        request = urllib.request.Request(f"{url[1]}/embed", json.dumps({"inputs": "Hello"}).encode())
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert len(json.load(answer)[0]) == 384
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
 
 
 def test_up_with_tls_says_commands_that_work_and_lets_nobody_else_in() -> None:

@@ -115,5 +115,9 @@ def test_what_no_worker_can_reach_is_refused_with_the_reason_once_each_has_tried
     ):
         client.encode(NEAR, TEXTS)
         for model, adapter in (("far/nowhere", ""), (NEAR, "far/adapter")):
-            with pytest.raises(errors.NoCapacity, match="cannot be reached"):
+            with pytest.raises(errors.ModelUnreachable, match="cannot be reached") as caught:
                 client.encode(model, TEXTS, adapter=adapter, timeout=20)
+            for searched in (str(checkpoints), str(tmp_path / "store"), "http://127.0.0.1:1", "SHOAL_STORES", "--model"):
+                assert searched in caught.value.message
+            assert caught.value.retry_after is None
+            assert caught.value.field == ("adapter" if adapter else "model")

@@ -121,7 +121,7 @@ def test_a_model_of_images_alone(tmp_path: Path) -> None:
 
 
 def test_a_model_of_texts_takes_no_images(embedder: PackedModel) -> None:
-    with pytest.raises(TaskNotSupported, match="reads texts, not pictures") as caught:
+    with pytest.raises(TaskNotSupported, match="reads texts, not images") as caught:
         embedder.prepare(EncodeWork(["a", ""], parts={1: image(0, 1)}))
     assert caught.value.field == "items[1].image"
 

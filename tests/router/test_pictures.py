@@ -190,9 +190,22 @@ def test_what_a_model_reads() -> None:
     with pytest.raises(TaskNotSupported, match="takes no texts") as caught:
         check_encode(pb.EncodeRequest(model=MODEL, items=[shown, text]), only_pictures)
     assert caught.value.field == "items[1].text"
-    with pytest.raises(TaskNotSupported, match="takes no pictures") as caught:
+    with pytest.raises(TaskNotSupported, match="takes no images") as caught:
         check_encode(pb.EncodeRequest(model=MODEL, items=[text, shown]), card())
     assert caught.value.field == "items[1].image"
+
+
+def test_file_in_base64_that_is_sent_as_text_is_refused_with_the_cure() -> None:
+    """No model may embed base64 as words, whatever its card says, and before a card is known."""
+    items = [pb.Item(text="a"), pb.Item(text="data:image/png;base64,AAAA")]
+    for known in (None, card(), looks()):
+        with pytest.raises(InvalidInput, match=r"send the bytes of an image as image\.data") as caught:
+            check_encode(pb.EncodeRequest(model=MODEL, items=items), known)
+        assert caught.value.field == "items[1].text"
+    part = pb.Item(parts=[pb.Part(text="DATA:image/jpeg;BASE64,AAAA")])
+    with pytest.raises(InvalidInput, match="is a file in base64"):
+        check_score(pb.ScoreRequest(model=MODEL, query=part, documents=[pb.Item(text="a")]), looks())
+    check_encode(pb.EncodeRequest(model=MODEL, items=[pb.Item(text="data:image/png is a media type")]), card())
 
 
 def test_the_limit_is_the_workers() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
-from shoal.v1 import models_pb2
+from shoal.v1 import models_pb2, worker_pb2
 
 from libs.fleet import Fleet, FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneGauges, LaneKey
@@ -27,6 +27,14 @@ def worker(*adapters: str) -> WorkerRecord:
 
 def lane(model: str, adapter: str = "", *, queued: int = 0, leased: int = 0) -> LaneGauges:
     return LaneGauges(LaneKey("cpu", model, adapter), queued, queued, leased, *[0] * 5)
+
+
+def test_lane_of_a_misspelt_model_is_shown_until_its_failure_expires() -> None:
+    failures = {"typo/a": {"w": worker_pb2.Failure(reason="MODEL_UNREACHABLE")}, "typo/b": {}}
+    snapshot = FleetSnapshot({"w": worker()}, {}, failures, 0)
+    view = View(cast(Fleet, SimpleNamespace(snapshot=snapshot)))
+    view.update([lane("typo/c", queued=1), lane("typo/b"), lane("typo/a"), lane(MODEL), lane(MODEL, "made/up")], now=0.0)
+    assert [gauges.lane.model for gauges in view.shown_lanes()] == [MODEL, MODEL, "typo/a", "typo/c"]
 
 
 def test_idle_lanes_of_what_clients_made_up_are_forgotten() -> None:

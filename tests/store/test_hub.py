@@ -8,14 +8,17 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import fsspec
 import pytest
 from huggingface_hub import constants, snapshot_download
 
 from libs.catalog.checkpoint import adapter
 from libs.catalog.kinds.vision.images import OPEN_CLIP, OPEN_CLIP_WEIGHTS
-from libs.errors import ModelBroken, ModelNotFound, NoCapacity
+from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, NoCapacity
 from libs.store import Copy, Progress
 from libs.store.cache import RECORD
+from libs.store.hub import Hub
+from libs.store.objects import ObjectStore
 from libs.store.select import CONFIGS
 from tests.store.checkpoints import MODEL, WANTED, WEIGHT_BYTES, same, write_model
 from tests.store.conftest import TRANSFER, MakeStore
@@ -176,6 +179,16 @@ def test_a_hub_that_stays_busy_lets_others_try(hub: FakeHub, make_store: MakeSto
     with pytest.raises(NoCapacity, match="503") as caught:
         make_store().get(MODEL, ignore)
     assert caught.value.retry_after > 0
+
+
+def test_error_says_what_each_store_answered_if_one_cannot_be_reached(tmp_path: Path, make_store: MakeStore) -> None:
+    """It is unknown whether the model exists, so it is neither missing nor a lack of capacity, which clients would wait for."""
+    folder = ObjectStore("file:///models", fsspec.filesystem("file"), str(tmp_path / "models"))
+    with pytest.raises(ModelUnreachable) as caught:
+        make_store(folder, Hub(endpoint="http://127.0.0.1:1", cache=tmp_path / "hf")).get(MODEL, ignore)
+    assert caught.value.retry_after == 0
+    for answered in (f"file:///models has no model {MODEL}", "http://127.0.0.1:1 cannot be reached"):
+        assert answered in caught.value.message
 
 
 def test_threads_that_ask_together_share_one_download(hub: FakeHub, make_store: MakeStore) -> None:

@@ -89,6 +89,14 @@ class ModelNotFound(ShoalError):
     reason = "MODEL_NOT_FOUND"
 
 
+class ModelUnreachable(ShoalError):
+    """No worker has the model on disk, and a store that may have it, such as the Hugging Face hub, cannot be reached. The message
+    names the folders and stores that were searched. It is not retried: workers ask the stores again after a minute."""
+
+    code = "FAILED_PRECONDITION"
+    reason = "MODEL_UNREACHABLE"
+
+
 class ModelBroken(ShoalError):
     """The model was found and cannot be loaded."""
 

@@ -113,6 +113,11 @@ class ModelHandle:
     async def aextract(self, texts: Sequence[str], find: Findings, labels: Sequence[str] = ()) -> list[list[dict[str, Any]]]:
         return _found(await getattr(self.async_client, _verb(find))(self.model, texts, labels, **self.options), find)
 
+    def __repr__(self) -> str:
+        """Without the token."""
+        address = self._settings["address"]
+        return f"ModelHandle({self.model!r}{f', address={address!r}' if address else ''})"
+
     def close(self) -> None:
         """Closes the blocking client. The next call makes a new one."""
         with self._lock:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 R = TypeVar("R")
+_MAX_SHOWN = 3
+"""Items that the repr of a result shows."""
 
 Form = Literal["dense", "sparse", "multi_vector"]
 DataType = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary"]
@@ -70,6 +72,9 @@ class Vectors:
     scale: Floats | None = None
     offset: Floats | None = None
 
+    def __repr__(self) -> str:
+        return f"Vectors({len(self.array)} x {self.dimensions} {self.data_type})"
+
     def dequantize(self) -> Floats:
         """float32 [items, dimensions]: int8 and uint8 are scaled back, a set bit of "binary" becomes 1 and a clear one -1."""
         if self.data_type == "binary":
@@ -97,6 +102,9 @@ class Ragged:
     values: Numbers  # [tokens, dimensions]
     offsets: Integers  # [rows + 1]
 
+    def __repr__(self) -> str:
+        return f"Ragged({len(self)} rows, {' x '.join(map(str, self.values.shape))} {self.values.dtype})"
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -118,6 +126,9 @@ class Sparse:
     shape: tuple[int, int]
     truncated: bool = False
     """Whether a row had more weights than its share of the answer holds, and only the largest are here."""
+
+    def __repr__(self) -> str:
+        return f"Sparse({self.shape[0]} x {self.shape[1]}, {len(self.data)} weights)"
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -152,6 +163,10 @@ class EncodeResult:
     timings: Timings
     revision: str
     skipped: tuple[Skipped, ...] = ()
+
+    def __repr__(self) -> str:
+        parts = {"dense": self._vectors, "sparse": self._sparse, "multi_vector": self._multi_vector}
+        return _short(self, *(f"{form}={part!r}" for form, part in parts.items() if part is not None))
 
     @property
     def representations(self) -> tuple[Form, ...]:
@@ -201,6 +216,11 @@ class ScoreResult:
     timings: Timings
     revision: str
     skipped: tuple[Skipped, ...] = ()
+
+    def __repr__(self) -> str:
+        best = ", ".join(f"{index}: {self.scores[index]:.4g}" for index in self.ranking[:_MAX_SHOWN].tolist())
+        more = ", …" if len(self.ranking) > _MAX_SHOWN else ""
+        return _short(self, f"documents={len(self.scores)}", f"best={{{best}{more}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +324,10 @@ class Extraction:
     truncated: bool = False
     """Whether results were left out, those with the lowest scores: more was found than the item's share of the answer holds."""
 
+    def __repr__(self) -> str:
+        found = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return f"Extraction({', '.join(f'{name}={value!r}' for name, value in found if value or value == {})})"
+
     @property
     def json(self) -> dict[str, list[dict[str, str | list[str] | None]]]:
         """The structures as plain texts: by name a list of maps from field to text, to a list of texts, or to None."""
@@ -336,6 +360,10 @@ class ExtractResult:
     revision: str
     skipped: tuple[Skipped, ...] = ()
 
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self.results[:_MAX_SHOWN]))
+        return _short(self, f"results=[{shown}{', …' if len(self.results) > _MAX_SHOWN else ''}]", f"items={len(self.results)}")
+
     def __len__(self) -> int:
         return len(self.results)
 
@@ -344,6 +372,13 @@ class ExtractResult:
 
     def __iter__(self) -> Iterator[Extraction]:
         return iter(self.results)
+
+
+def _short(result: EncodeResult | ScoreResult | ExtractResult, *parts: str) -> str:
+    """The repr of a result: its parts, and what is asked of every result; no arrays."""
+    skipped = (f"skipped={len(result.skipped)}",) if result.skipped else ()
+    shown = (*parts, f"input_tokens={result.usage.input_tokens}", f"revision={result.revision!r}", *skipped)
+    return f"{type(result).__name__}({', '.join(shown)})"
 
 
 def _plain(value: tuple[Value, ...] | Value | None) -> str | list[str] | None:

@@ -56,7 +56,9 @@ def refuse_parts(work: Work) -> None:
     parts = parts_of(work)
     for part in parts:
         if isinstance(part.content, bytes):
-            raise TaskNotSupported("the model reads texts, not pictures", field=part.field)
+            raise TaskNotSupported(
+                "the model reads texts, not images, and a text that begins with data:image/…;base64, is an image", field=part.field
+            )
     if parts:
         raise TaskNotSupported("the model reads one text an item, not several parts", field=parts[1].field.rpartition(".")[0])
 

@@ -289,7 +289,7 @@ class _Asking:
             scores = np.asarray(decoded(codec.score_result, reply).scores, np.float32)
             return self._told([("scores", scores, [len(scores)])], reply.model_revision)
 
-        return Question(SCORE, message, answer, fields={**item_fields("documents", "documents"), "query.text": "query"})
+        return Question(SCORE, message, answer, fields=item_fields("documents", "documents"))
 
     def _encode(self) -> Question:
         options, named = self._options, self._named

@@ -23,6 +23,8 @@ _STATES: Final = {
     models_pb2.MODEL_STATE_FAILED: "failed",
 }
 """SIE's words; all other states are "available"."""
+_READ: Final = (models_pb2.MODEL_STATE_RESIDENT, models_pb2.MODEL_STATE_WARM)
+"""States of a copy whose files could be read, whatever happened later."""
 _FORMS: Final = {
     pb.REPRESENTATION_DENSE: "dense",
     pb.REPRESENTATION_SPARSE: "sparse",
@@ -74,11 +76,20 @@ def error(problem: Problem) -> Answer:
 MODELS: Final = Dialect("models", error)
 
 
+def can_answer(model: models_pb2.Model) -> bool:
+    """Whether a worker may answer a request for the model, as far as is known: lists for callers leave out the others, which
+    are mostly names that another caller misspelt. `shoal models` and the console show them, with the error."""
+    if model.state == models_pb2.MODEL_STATE_FAILED:
+        return False
+    places = [place for place in model.places if place.state != models_pb2.MODEL_STATE_FAILED]
+    return not places or any(not place.last_error or place.state in _READ for place in places)
+
+
 def listed(received: Received) -> Question:
-    """`GET /v1/models`: models that a worker has, and aliases."""
+    """`GET /v1/models`: models that can answer, and aliases of these and of models that no worker has looked for yet."""
 
     def answer(reply: models_pb2.ListModelsResponse) -> Answer:
-        entries = [_entry(model.model, model) for model in reply.models]
+        entries = [_entry(model.model, model) for model in reply.models if can_answer(model)]
         entries += _aliased(received.names, {model.model: model for model in reply.models})
         return Answer(json_of({"object": "list", "data": entries, "models": entries}))
 
@@ -99,6 +110,7 @@ def _aliased(names: Names, known: dict[str, models_pb2.Model]) -> list[dict[str,
     return [
         _entry(name, known.get(target.model, models_pb2.Model(model=target.model)), target)
         for name, target in sorted(names.aliases.items())
+        if target.model not in known or can_answer(known[target.model])
     ]
 
 

@@ -14,6 +14,9 @@ from shoal.transport.methods import ENCODE, GET_MODEL, LIST_MODELS
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
+from services.edge.dialects import rerank
+from services.edge.dialects.models import can_answer
+from services.edge.dialects.rerank import RerankAnswer, RerankRequest
 from services.edge.messages.base import (
     Answer,
     Dialect,
@@ -33,6 +36,7 @@ from services.edge.messages.reading import count_of, read, role_of, target, text
 
 VERSION: Final = "0.12.0"
 """The version of Ollama whose API this is."""
+NDJSON: Final = b"application/x-ndjson"
 _LATEST: Final = ":latest"
 LONG_AGO: Final = "1970-01-01T00:00:00Z"
 """Clients parse the times of models, which nobody here knows."""
@@ -91,6 +95,20 @@ class OllamaShowRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     name: str | None = None
+
+
+class OllamaPullRequest(msgspec.Struct, kw_only=True):
+    """`name`: the older name of `model`. `stream` false: one object instead of a line."""
+
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = None
+
+
+class OllamaPulled(msgspec.Struct, kw_only=True):
+    """`status`: success."""
+
+    status: str
 
 
 class OllamaDetails(msgspec.Struct, kw_only=True):
@@ -202,14 +220,14 @@ def embeddings(received: Received) -> Question:
 
 
 def tags(received: Received) -> Question:
-    """`GET /api/tags`: models that a worker has, and aliases."""
+    """`GET /api/tags`: models that can answer, and aliases, as `GET /v1/models`."""
 
     def answer(reply: models_pb2.ListModelsResponse) -> Answer:
         known = {model.model: model for model in reply.models}
         found = known | {
             name: known.get(alias.model, models_pb2.Model(model=alias.model)) for name, alias in received.names.aliases.items()
         }
-        return Answer(json_of({"models": [_entry(name, model) for name, model in sorted(found.items())]}))
+        return Answer(json_of({"models": [_entry(name, model) for name, model in sorted(found.items()) if can_answer(model)]}))
 
     return Question(LIST_MODELS, models_pb2.ListModelsRequest(), answer)
 
@@ -250,6 +268,32 @@ def show(received: Received) -> Question:
             "capabilities": _capabilities(card),
         }
         return Answer(json_of(content))
+
+    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+
+
+def ordered(received: Received) -> Question:
+    """`POST /api/rerank`, as clients of Ollama send it: Cohere's fields. Raises Problem."""
+    request = read(RerankRequest, received)
+    if request.model and request.model not in received.names.aliases:
+        request.model = request.model.removesuffix(_LATEST)
+    return rerank.question_of(request, received)
+
+
+def pull(received: Received) -> Question:
+    """`POST /api/pull`: says at once that a model is there. One that no worker knows is fetched by its first request.
+
+    Raises Problem for a name that can be no model's.
+    """
+    request = read(OllamaPullRequest, received)
+    named = model_named(received, request.model or request.name or "")
+    is_streamed = request.stream is not False
+
+    def answer(reply: models_pb2.GetModelResponse) -> Answer:
+        if not can_answer(reply.model):
+            raise Problem("MODEL_NOT_FOUND", reply.model.last_error or f"no worker can load {named.model}", field="model")
+        done = json_of({"status": "success"})
+        return Answer(done + b"\n", media_type=NDJSON) if is_streamed else Answer(done)
 
     return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
 
@@ -305,6 +349,8 @@ def _details(card: models_pb2.ModelCard) -> dict[str, Any]:
 ROUTES: Final = (
     Route("POST", "/api/embed", OLLAMA, embed, "Turns texts into vectors", OllamaEmbedRequest, OllamaEmbedAnswer),
     Route("POST", "/api/embeddings", OLLAMA, embeddings, "Encodes one text", OllamaEmbeddingsRequest, OllamaEmbeddingsAnswer),
+    Route("POST", "/api/rerank", OLLAMA, ordered, "Orders documents by how well they answer", RerankRequest, RerankAnswer),
+    Route("POST", "/api/pull", OLLAMA, pull, "Says whether a model is there", OllamaPullRequest, OllamaPulled, along=NDJSON),
     Route("GET", "/api/tags", OLLAMA, tags, "Lists models and aliases", answer=OllamaModels),
     Route("GET", "/api/ps", OLLAMA, resident, "Lists models that are loaded", answer=OllamaModels),
     Route("POST", "/api/show", OLLAMA, show, "Describes one model", OllamaShowRequest, OllamaShown),

@@ -63,6 +63,7 @@ _CODES: Final = {
     "TASK_NOT_SUPPORTED": "model_not_supported",
     "UNAUTHENTICATED": "invalid_api_key",
     "MODEL_NOT_FOUND": "model_not_found",
+    "MODEL_UNREACHABLE": "model_unreachable",
     "QUEUE_FULL": "rate_limit_exceeded",
     "RATE_LIMITED": "rate_limit_exceeded",
     "NO_CAPACITY": "overloaded",
@@ -123,7 +124,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
     embed_dtype: str | None = None
     endianness: str | None = None
-    messages: msgspec.Raw | None = None
+    messages: Any = None
     # Infinity.
     modality: str | None = None
     # Ours.

@@ -96,11 +96,11 @@ def rerank(received: Received) -> Question:
         except Problem as problem:
             problem.dialect = TEI
             raise
-    return _rerank(received)
+    return question_of(read(RerankRequest, received), received)
 
 
-def _rerank(received: Received) -> Question:
-    request = read(RerankRequest, received)
+def question_of(request: RerankRequest, received: Received) -> Question:
+    """The question of a body that has been read. Raises Problem."""
     name = request.model if request.model is not None else DEFAULT_NAME
     named = named_or_default(received, request.model, DEFAULT_NAME)
     if request.truncate_prompt_tokens not in (None, -1):
@@ -128,7 +128,7 @@ def _rerank(received: Received) -> Question:
         results = _results(reply, texts if request.return_documents else None, squash=squash, plain=is_plain)
         return Answer(json_of(write(name, results, reply.usage.input_tokens, received.request_id)))
 
-    fields = {**item_fields("documents", "documents"), "query.text": "query"}
+    fields = item_fields("documents", "documents")
     if request.raw_scores is True:
         return Question(SCORE, message, answer, fields={**fields, "scale": "raw_scores"})
     return probable(message, answer, fields)

@@ -45,6 +45,7 @@ _CODES: Final = {
     "UNAUTHENTICATED": (401, "UNAUTHENTICATED"),
     "PERMISSION_DENIED": (403, "PERMISSION_DENIED"),
     "MODEL_NOT_FOUND": (404, "MODEL_NOT_FOUND"),
+    "MODEL_UNREACHABLE": (424, "MODEL_NOT_FOUND"),
     "QUEUE_FULL": (503, "QUEUE_FULL"),
     "RATE_LIMITED": (429, "RATE_LIMITED"),
     "MODEL_LOAD_FAILED": (502, "MODEL_LOAD_FAILED"),
@@ -69,6 +70,9 @@ def error(problem: Problem) -> Answer:
 SIE: Final = Dialect("sie", error)
 
 
+PageNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
 class Picture(msgspec.Struct, kw_only=True):
     """A file's bytes; base64 in JSON."""
 
@@ -80,15 +84,34 @@ Id = str | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """Numbers are those that JSON's and MessagePack's writers take."""
 
 
+class DocumentIn(msgspec.Struct, kw_only=True):
+    """Pages of a PDF file.
+
+    Attributes:
+        data: The file's bytes; base64 in JSON.
+        format: `pdf`, or nothing.
+        first_page: From 1; 0 is the first.
+        last_page: 0 is the last, and then at most 16 pages.
+        dots_per_inch: Of the pages that a model reads; 0 is 144.
+    """
+
+    data: bytes
+    format: str | None = None
+    # Ours.
+    first_page: PageNumber = 0
+    last_page: PageNumber = 0
+    dots_per_inch: PageNumber = 0
+
+
 class ItemIn(msgspec.Struct, kw_only=True):
-    """A text or a picture; `id` is repeated in the answer."""
+    """A text, an image, or a document, which is a file's bytes or an object; `id` is repeated in the answer."""
 
     text: str | None = None
     id: Id | None = None
     images: Annotated[list[Picture], PARTS] | None = None
-    audio: msgspec.Raw | None = None
-    video: msgspec.Raw | None = None
-    document: msgspec.Raw | None = None
+    audio: Any = None
+    video: Any = None
+    document: DocumentIn | bytes | None = None
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -100,19 +123,19 @@ class Options(msgspec.Struct, kw_only=True):
     threshold: float | None = None
     relation_labels: Annotated[list[str], LABELS] | None = None
     classification_type: str | None = None
-    task: Literal["entities", "classify", "relations", "regions", "structure"] | None = None
+    task: Literal["entities", "classify", "relations", "regions", "structure", "text"] | None = None
     """Ours: what is meant where a model can do several things."""
     profile: str | None = None
     overflow_policy: str | None = None
     dimensions: int | None = None
     pooling_factor: int | None = None
     """Ours: how many times fewer vectors a multi-vector is pooled to."""
-    pooling: msgspec.Raw | None = None
-    query_template: msgspec.Raw | None = None
-    doc_template: msgspec.Raw | None = None
-    max_seq_length: msgspec.Raw | None = None
-    muvera: msgspec.Raw | None = None
-    smve: msgspec.Raw | None = None
+    pooling: Any = None
+    query_template: Any = None
+    doc_template: Any = None
+    max_seq_length: Any = None
+    muvera: Any = None
+    smve: Any = None
 
 
 class Params(msgspec.Struct, kw_only=True):
@@ -194,7 +217,12 @@ _TASKS: Final = {
     "relations": models_pb2.TASK_RELATIONS,
     "regions": models_pb2.TASK_REGIONS,
     "structure": models_pb2.TASK_STRUCTURE,
+    "text": models_pb2.TASK_TEXT,
 }
+_FINDS: Final = frozenset(_TASKS.values()) - {models_pb2.TASK_TEXT}
+"""Tasks of Extract that find something, which is meant before reading where a model can do both."""
+_DOCUMENTS: Final = {"items[].parts[].document": "items[].document"}
+"""What callers call the document of an item."""
 _OVERFLOW: Final = {"truncate": pb.TRUNCATION_END, "error": pb.TRUNCATION_NONE}
 _WRONG_OPTIONS: Final = ("pooling", "query_template", "doc_template", "max_seq_length", "muvera", "smve")
 
@@ -232,7 +260,7 @@ def encode(received: Received) -> Question:
         items = (_with_id(one, row) for one, row in zip(request.items, rows, strict=True))
         return _written(received, {"model": received.model}, items, reply, _numbers(reply))
 
-    return Question(ENCODE, message, answer)
+    return Question(ENCODE, message, answer, fields=_DOCUMENTS)
 
 
 def score(received: Received) -> Question:
@@ -259,7 +287,7 @@ def score(received: Received) -> Question:
         ]
         return _whole(received, {"model": received.model, "scores": scores}, reply)
 
-    return Question(SCORE, message, answer, fields={"documents": "items"})
+    return Question(SCORE, message, answer, fields={"documents": "items", "documents[].parts[].document": "items[].document"})
 
 
 def extract(received: Received) -> Question:
@@ -299,7 +327,7 @@ def _extract(received: Received, request: ExtractIn, named: Target, tasks: list[
         return _whole(received, {"model": received.model, "items": items}, reply)
 
     labels = ("entities.labels", "classify.labels", "relations.labels", "relations.entity_labels", "regions.labels")
-    fields = {**dict.fromkeys(labels, "params.labels"), "structure": "params.output_schema"}
+    fields = {**dict.fromkeys(labels, "params.labels"), "structure": "params.output_schema", **_DOCUMENTS}
     return Question(EXTRACT, message, answer, fields=fields)
 
 
@@ -313,7 +341,9 @@ def _set_task(message: pb.ExtractRequest, params: Params, options: Options, task
         return
     if options.task is not None:
         tasks = [_TASKS[options.task]]
-    if options.relation_labels or models_pb2.TASK_RELATIONS in tasks:
+    if models_pb2.TASK_TEXT in tasks and _FINDS.isdisjoint(tasks):
+        message.text.CopyFrom(pb.TextTask(kind=pb.TextTask.KIND_OCR, instruction=params.instruction or ""))
+    elif options.relation_labels or models_pb2.TASK_RELATIONS in tasks:
         wanted, kinds = (options.relation_labels, labels) if options.relation_labels else (labels, [])
         message.relations.CopyFrom(pb.RelationsTask(labels=wanted, entity_labels=kinds, threshold=options.threshold))
     elif models_pb2.TASK_REGIONS in tasks or (not tasks and any(item.HasField("image") for item in message.items)):
@@ -356,7 +386,9 @@ def _extraction(result: pb.Extraction) -> dict[str, Any]:
         {"label": one.label, "score": one.score, "bbox": [one.left, one.top, one.right, one.bottom]} for one in result.regions
     ]
     found = {"entities": entities, "relations": relations, "classifications": classifications, "objects": objects}
-    return found | ({"data": _data(result)} if result.structures else {}) | ({"truncated": True} if result.truncated else {})
+    pages = [{"page": one.page, "text": one.text, "is_text_layer": one.is_text_layer} for one in result.pages]
+    read = {name: value for name, value in (("text", result.text), ("pages", pages), ("truncated", result.truncated)) if value}
+    return found | ({"data": _data(result)} if result.structures else {}) | read
 
 
 def _data(result: pb.Extraction) -> dict[str, Any]:
@@ -383,7 +415,7 @@ def _named(received: Received) -> Target:
 def _options(options: Options | None, path: str) -> Options:
     options = options or Options()
     for name in _WRONG_OPTIONS:
-        if getattr(options, name) not in (None, msgspec.Raw(b"null"), msgspec.Raw(b"false"), msgspec.Raw(b"\xc2")):
+        if getattr(options, name) not in (None, False):
             raise invalid(f"{path}.{name} is not supported: models are used as their files say", f"{path}.{name}")
     if options.profile not in (None, "default"):
         raise invalid(f"{path}.profile must be default, or be left out", f"{path}.profile")
@@ -408,15 +440,31 @@ def _items(items: list[ItemIn]) -> list[pb.Item]:
 
 
 def _item(item: ItemIn, field: str) -> pb.Item:
-    for name in ("audio", "video", "document"):
-        if getattr(item, name) not in (None, msgspec.Raw(b"null"), msgspec.Raw(b"\xc0")):
-            raise invalid(f"{field}.{name} is not supported", f"{field}.{name}")
+    for name in ("audio", "video"):
+        if getattr(item, name) is not None:
+            raise invalid(f"{field}.{name} is not supported: no model here reads it", f"{field}.{name}")
     pictures = item.images or []
-    if (item.text is None) == (not pictures) or len(pictures) > 1:
-        raise invalid(f"{field} must have either text or one entry of images", field)
+    given = (item.text is not None) + bool(pictures) + (item.document is not None)
+    if given != 1 or len(pictures) > 1:
+        raise invalid(f"{field} must have one of text, one entry of images, and document", field)
     if pictures:
         return pb.Item(image=pb.Image(data=pictures[0].data))
+    if item.document is not None:
+        return pb.Item(parts=[pb.Part(document=_document(item.document, f"{field}.document"))])
     return text_item(item.text or "", f"{field}.text")
+
+
+def _document(document: DocumentIn | bytes, field: str) -> pb.Document:
+    if isinstance(document, bytes):
+        return pb.Document(data=document)
+    if document.format not in (None, "", "pdf", "application/pdf"):
+        raise invalid(f"{field}.format is {document.format!r}; only PDF files are read", f"{field}.format")
+    return pb.Document(
+        data=document.data,
+        first_page=document.first_page,
+        last_page=document.last_page,
+        dots_per_inch=document.dots_per_inch,
+    )
 
 
 def _id_of(items: list[ItemIn], index: int) -> str:

@@ -251,7 +251,7 @@ def rerank(received: Received) -> Question:
                 rank["text"] = request.texts[rank["index"]]
         return Answer(json_of(ranks), headers=timed(reply.timings, reply.usage, message))
 
-    fields = {**item_fields("documents", "texts"), "query.text": "query"}
+    fields = item_fields("documents", "texts")
     return Question(SCORE, message, answer, fields=fields, dialect=TEI)
 
 

@@ -30,6 +30,7 @@ CODES: Final = {
     "INPUT_TOO_LONG": "INVALID_ARGUMENT",
     "TASK_NOT_SUPPORTED": "FAILED_PRECONDITION",
     "MODEL_LOAD_FAILED": "FAILED_PRECONDITION",
+    "MODEL_UNREACHABLE": "FAILED_PRECONDITION",
     "WORKER_LOST": "FAILED_PRECONDITION",
     "UNAUTHENTICATED": "UNAUTHENTICATED",
     "PERMISSION_DENIED": "PERMISSION_DENIED",
@@ -182,7 +183,7 @@ def rerank(requests: Sequence[Any], received: Received) -> Question:
         metadata = _metadata(reply, characters, reply.usage.input_tokens)
         return _replies([tei_pb2.RerankResponse(ranks=ranks, metadata=metadata)])
 
-    fields = {**item_fields("documents", "texts"), "query.text": "query"}
+    fields = item_fields("documents", "texts")
     return Question(SCORE, message, answer, fields=fields)
 
 

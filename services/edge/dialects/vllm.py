@@ -72,7 +72,7 @@ class LabelsIn(msgspec.Struct, kw_only=True):
 
     input: Texts
     model: str | None = None
-    messages: msgspec.Raw | None = None
+    messages: Any = None
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
     use_activation: bool | None = None
@@ -95,7 +95,7 @@ class PoolingIn(msgspec.Struct, kw_only=True):
     encoding_format: str | None = None
     dimensions: int | None = None
     normalize: bool | None = None
-    messages: msgspec.Raw | None = None
+    messages: Any = None
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
     embed_dtype: str | None = None
@@ -392,7 +392,7 @@ def _refuse(request: PairsIn | LabelsIn | PoolingIn, absent: Sequence[str]) -> N
     if getattr(request, "add_special_tokens", None) is False:
         raise invalid("add_special_tokens must be true: models are used as trained", "add_special_tokens")
     for name in absent:
-        if getattr(request, name) not in (None, msgspec.Raw(b"null")):
+        if getattr(request, name) is not None:
             raise invalid(f"{name} is not supported: send texts", name)
 
 

@@ -37,6 +37,7 @@ STATUS: Final[Mapping[str, int]] = MappingProxyType(
         "TOO_LARGE": 413,
         "OUT_OF_MEMORY": 413,
         "UNSUPPORTED_MEDIA": 415,
+        "MODEL_UNREACHABLE": 424,
         "QUEUE_FULL": 429,
         "RATE_LIMITED": 429,
         "WORKER_LOST": 500,
@@ -67,6 +68,11 @@ _MAX_STEPS: Final = 8
 """Of a path, in the longest key."""
 DEFAULT_RETRY_SECONDS: Final = 1.0
 """For 429 and 503 where the router has named no time."""
+
+
+_TASK_FIELDS: Final = frozenset(task.name for task in pb.ExtractRequest.DESCRIPTOR.oneofs_by_name["task"].fields)
+"""Fields that only gRPC has, one for each task. The path or the model says the task here, so a model that does not have it is
+the caller's `model`."""
 
 
 class Problem(Exception):
@@ -102,7 +108,8 @@ class Problem(Exception):
         """The problem of a failed call to a router, in the names of the question's dialect."""
         status = STATUS.get(error.reason) or _OF_CODE.get(error.code, 500)
         message = question.renamed(error.message)
-        return Problem(error.reason, message, field=question.renamed(error.field), retry_after=error.retry_after, status=status)
+        field = "model" if error.field in _TASK_FIELDS else question.renamed(error.field)
+        return Problem(error.reason, message, field=field, retry_after=error.retry_after, status=status)
 
 
 def invalid(message: str, field: str) -> Problem:
@@ -279,12 +286,20 @@ def retry_headers(problem: Problem) -> Headers:
     return tuple(headers)
 
 
+_CONTENTS: Final = tuple(
+    f"{part}.{kind}{data}"
+    for part in ("", ".parts[]")
+    for kind, data in (("text", ""), ("image", ""), ("image", ".data"), ("document", ""), ("document", ".data"))
+)
+"""Where an item's one text or file is."""
+
+
 def item_fields(field: str, given: str, suffix: str = "") -> Fields:
-    """Renames the items of a request, `items[3].text`, to `given[3]` and what follows there."""
-    content = dict.fromkeys((f"{field}[].text", f"{field}[].image", f"{field}[].image.data"), f"{given}[]{suffix}")
-    return {**content, f"{field}[]": f"{given}[]", field: given}
+    """Renames the items of a request, `items[3].text`, to `given[3]` and what follows there, and a query's text to `query`."""
+    content = {f"{field}[]{content}": f"{given}[]{suffix}" for content in _CONTENTS}
+    return {**content, f"{field}[]": f"{given}[]", field: given, **{f"query{content}": "query" for content in _CONTENTS}}
 
 
 def single_field(field: str, given: str) -> Fields:
     """The same where the caller gave one text instead of a list."""
-    return dict.fromkeys((f"{field}[].text", f"{field}[]", field), given)
+    return dict.fromkeys((*(f"{field}[]{content}" for content in _CONTENTS), f"{field}[]", field), given)

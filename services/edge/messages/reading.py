@@ -9,6 +9,8 @@ from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 import msgspec
+from shoal.errors import InvalidInput
+from shoal.requests.uris import file_item, file_part
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.messages.base import Problem, Received, invalid
@@ -19,7 +21,6 @@ S = TypeVar("S", bound=msgspec.Struct)
 _AT: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _LONGEST: Final = re.compile(r"Expected `array` of length <= (\d+)")
 _FIELD: Final = re.compile(r"field `([^`]+)`")
-_DATA_URI: Final = re.compile(r"data:image/[a-z0-9.+-]+;base64,(.*)", re.IGNORECASE | re.DOTALL)
 
 
 def read(kind: type[S], received: Received) -> S:
@@ -142,7 +143,16 @@ def count_of(value: int | None, field: str) -> int:
 
 
 def text_item(text: str, field: str) -> pb.Item:
-    """Raises Problem for text that is no Unicode: half of a surrogate pair, written as \\ud800."""
+    """The item of a text, or of the file that it is: a text that begins with `data:<media type>;base64,`
+    (`shoal.requests.uris`). Raises Problem for a file that no model reads, and as `plain_text_item`."""
+    try:
+        return file_item(field, text) or plain_text_item(text, field)
+    except InvalidInput as error:
+        raise invalid(error.message, error.field) from None
+
+
+def plain_text_item(text: str, field: str) -> pb.Item:
+    """The item of a text as it is. Raises Problem for one that is not Unicode: half of a surrogate pair, written as \\ud800."""
     try:
         return pb.Item(text=text)
     except (UnicodeEncodeError, ValueError):
@@ -150,14 +160,21 @@ def text_item(text: str, field: str) -> pb.Item:
 
 
 def image_item(uri: str, field: str) -> pb.Item:
-    """A picture of a `data:` URI or plain base64. Addresses are never fetched. Raises Problem."""
+    """An image or a PDF of a `data:` URI, or an image in plain base64. Addresses are never fetched. Raises Problem."""
+    part = image_part(uri, field)
+    return pb.Item(image=part.image) if part.HasField("image") else pb.Item(parts=[part])
+
+
+def image_part(uri: str, field: str) -> pb.Part:
+    """The same as a part of an item. Raises Problem."""
     if re.match(r"[a-z][a-z0-9+.-]*://", uri, re.IGNORECASE):
         raise invalid(f"{field} is an address, and addresses are not fetched: send data:image/png;base64,…", field)
-    found = _DATA_URI.fullmatch(uri)
     try:
-        return pb.Item(image=pb.Image(data=base64.b64decode(found[1] if found else uri, validate=True)))
+        return file_part(field, uri) or pb.Part(image=pb.Image(data=base64.b64decode(uri, validate=True)))
+    except InvalidInput as error:
+        raise invalid(error.message, error.field) from None
     except (binascii.Error, ValueError):
-        raise invalid(f"{field} is no picture in base64: send data:image/png;base64,…", field) from None
+        raise invalid(f"{field} is not an image in base64: send data:image/png;base64,…", field) from None
 
 
 def named_or_default(received: Received, name: str | None, default: str) -> Target:

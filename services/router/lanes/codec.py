@@ -20,7 +20,7 @@ from libs.queue import LaneKey
 from libs.versions import WIRE_VERSION
 from services.router.admission.control import Part
 from services.router.admission.validation.reports import shorten
-from services.router.admission.validation.requests import is_text_alone
+from services.router.admission.validation.requests import text_alone
 
 Request: TypeAlias = pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest
 Response: TypeAlias = pb.EncodeResponse | pb.ScoreResponse | pb.ExtractResponse
@@ -63,7 +63,7 @@ def count_parts(request: Request) -> int:
     """The number of its items and of their parts, and of the entities given with them if the task is relations."""
     items = items_of(request)
     brings = isinstance(request, pb.ExtractRequest) and request.HasField("relations")
-    pieces = sum(0 if is_text_alone(item) else len(item.parts) for item in items)
+    pieces = sum(len(item.parts) for item in items if text_alone(item) is None)
     return len(items) + pieces + (sum(len(item.entities) for item in items) if brings else 0)
 
 

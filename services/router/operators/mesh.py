@@ -125,7 +125,7 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         return pb.Mesh(
             workers=[_worker(worker, now_ms) for _, worker in sorted(snapshot.workers.items())],
             models=known_models(snapshot, gauges),
-            lanes=[_lane(gauge, oldest.get(lane, 0.0)) for lane, gauge in sorted(gauges.items(), key=lambda entry: entry[0].name)],
+            lanes=[_lane(gauge, oldest.get(gauge.lane, 0.0)) for gauge in self._view.shown_lanes()],
             router_id=self._router_id,
             scheduler=self._scheduler(),
             pools=[pb.PoolStatus(pool=pool, desired_workers=workers) for pool, workers in sorted(desired.items())],

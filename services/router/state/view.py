@@ -81,6 +81,14 @@ class View:
             and (lane.model not in names or (lane.adapter and (lane.model, lane.adapter) not in loaded))
         ]
 
+    def shown_lanes(self) -> list[LaneGauges]:
+        """The gauges of all lanes, by name, without idle ones of models that no worker has: what a caller misspelt is shown only
+        while it has work or its failure is remembered. Without workers no name is known, so all are shown."""
+        failed = {model for model, failures in self.snapshot.failures.items() if failures}
+        known = known_names(self.snapshot) | failed
+        hidden = {lane for lane in self.idle_unknown() if lane.model not in known} if self.snapshot.workers else set()
+        return [gauges for lane, gauges in sorted(self._gauges.items(), key=lambda entry: entry[0].name) if lane not in hidden]
+
     async def refresh(self, lanes: Lanes) -> None:
         """Reads snapshot and gauges from Redis. Raises NoCapacity while it is away."""
         await self._fleet.refresh()

@@ -17,13 +17,15 @@ from libs.catalog.card import Card
 from libs.catalog.checkpoint.adapter import base_of
 from libs.catalog.kinds.vision.vision_language import is_merged
 from libs.catalog.overrides import Catalog
-from libs.errors import ModelBroken, ModelNotFound, ShoalError
+from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, ShoalError
 from libs.store import Copy, Progress, Store
 from libs.telemetry.logs import fields
 from services.worker.machine import disk
 
 log = logging.getLogger(__name__)
 
+_MAX_NAMED_FOLDERS: Final = 8
+"""Folders that an error names."""
 ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
@@ -84,7 +86,7 @@ class ModelFiles:
         try:
             copy = Copy(self._merged(model))
         except ModelNotFound:
-            copy = self._store.get(self._catalog.pinned_id(model), on_progress)
+            copy = self._from_store(self._store, model, on_progress)
         return self.with_base(copy, model, on_progress)
 
     def with_base(self, copy: Copy, model: str, on_progress: Callable[[Progress], None] | None = None) -> Copy:
@@ -118,7 +120,7 @@ class ModelFiles:
         if self._store is None or on_progress is None:
             raise ModelBroken(f"{needed}, and is in no directory of this worker")
         try:
-            return self._store.get(self._catalog.pinned_id(name), on_progress)
+            return self._from_store(self._store, name, on_progress)
         except (ModelNotFound, ModelBroken) as error:
             raise ModelBroken(f"{needed}: {error.message}") from error
 
@@ -145,7 +147,21 @@ class ModelFiles:
         except ModelNotFound:
             if self._store is None:
                 raise
-        return self._store.get(self._catalog.pinned_id(adapter), lambda progress: None, is_adapter=True)
+        return self._from_store(self._store, adapter, lambda progress: None, is_adapter=True)
+
+    def _from_store(self, store: Store, name: str, on_progress: Callable[[Progress], None], *, is_adapter: bool = False) -> Copy:
+        """The directory of a model or adapter in the store. Raises ShoalError; a ModelUnreachable says what was searched."""
+        try:
+            return store.get(self._catalog.pinned_id(name), on_progress, is_adapter=is_adapter)
+        except ModelUnreachable as error:
+            folders = [str(shelf) for shelf in self._shelves if shelf.model in ("", name)]
+            shown = ", ".join([*folders[:_MAX_NAMED_FOLDERS], str(store.models)])
+            raise ModelUnreachable(
+                f"this worker does not have {name} on disk (searched: {shown}), and not every store could be asked: "
+                f"{error.message}. Check the name; name the model's folder with `shoal up --model` or SHOAL_MODELS, or a store "
+                "that can be reached in SHOAL_STORES",
+                field="adapter" if is_adapter else "model",
+            ) from error
 
     def device_bytes(self, model: str, directory: Path, base: Path | None = None) -> int:
         """Bytes that the model will take on the device, by the headers of its files. Raises ModelBroken."""

@@ -77,6 +77,11 @@ def preview(text: str, max_length: int = 60) -> str:
     return line if len(line) <= max_length else line[: max_length - 1] + "…"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number with its noun, such as `1 text` or `1,200 texts`."""
+    return f"{count:,} {noun if count == 1 else noun + 's'}"
+
+
 def size(count: float) -> str:
     """A number of bytes in B, KiB, MiB or GiB."""
     for unit in ("B", "KiB", "MiB"):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +16,8 @@ import typer
 
 from shoal.cli.failures import exit_on_failure
 from shoal.client import Client
-from shoal.errors import CannotConnect, DeadlinePassed, ShoalError
-from shoal.transport.addresses import DEFAULT_ADDRESS
+from shoal.errors import CannotConnect, DeadlinePassed, ModelNotFound, ModelUnreachable, ShoalError
+from shoal.transport.addresses import DEFAULT_ADDRESS, DEFAULT_PORT
 from shoal.transport.trust import Tls, TokenFile
 
 PANEL = "Connection"
@@ -61,6 +64,8 @@ class Connection:
         """A client with these options, not connected yet. Raises BadParameter."""
         try:
             has_tls_options = self.tls_ca or self.tls_cert or self.tls_key or self.tls_name
+            if not self.timeout > 0:
+                raise ValueError(f"--timeout must be above 0 seconds, not {self.timeout:g}")
             tls = Tls(self.tls_ca, self.tls_cert, self.tls_key, self.tls_name) if has_tls_options else self.tls
             token = self.token or (TokenFile(self.token_file) if self.token_file else "")
             return Client(self.address, tenant=self.tenant, timeout=self.timeout, token=token, tls=tls)
@@ -83,7 +88,11 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
         connection = _group(Connection, values)
         arguments = {name: _group(group, values) for name, group in groups.items()}
         with exit_on_failure(), connection.open() as client:
-            command(lambda: _reachable(client), **values, **arguments)
+            try:
+                command(lambda: _reachable(client), **values, **arguments)
+            except (ModelNotFound, ModelUnreachable) as error:
+                _suggest(client, values.get("model"), error)
+                raise
 
     del run.__wrapped__
     options = [
@@ -114,12 +123,46 @@ def _reachable(client: Client) -> Client:
     """Raises CannotConnect soon if no router answers, instead of retrying for the whole timeout of the command's request."""
     try:
         client.healthy(timeout=REACH_SECONDS)
-    except CannotConnect:
-        raise
+    except CannotConnect as error:
+        raise _explained(error, client.address) from None
     except DeadlinePassed as passed:
-        if isinstance(passed.earlier, CannotConnect):
-            raise passed.earlier from None  # The last try had too little time to find the cause.
-        raise CannotConnect(f"no router answers at {client.address} within {REACH_SECONDS:g} s") from None
+        if isinstance(passed.earlier, CannotConnect):  # The last try had too little time to find the cause.
+            raise _explained(passed.earlier, client.address) from None
+        raise _explained(
+            CannotConnect(f"no router answers at {client.address} within {REACH_SECONDS:g} s"), client.address
+        ) from None
     except ShoalError:
         pass  # A router answers. The command's own request reports its error better.
     return client
+
+
+def _explained(error: CannotConnect, addresses: str) -> CannotConnect:
+    """The error, or one that says that an address is a web server's."""
+    for address in addresses.split(","):
+        if _speaks_http(address):
+            message = f"{address} speaks HTTP, as the edge and the console do; name the router's port of gRPC"
+            return CannotConnect(f"{message}, {DEFAULT_PORT} where `shoal up` has chosen it")
+    return error
+
+
+def _speaks_http(address: str) -> bool:
+    """Whether a server answers HTTP/1.1 there, which a router does not."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return False
+    with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=1.0) as connection:
+        connection.sendall(b"HEAD / HTTP/1.1\r\nHost: shoal\r\nConnection: close\r\n\r\n")
+        return connection.recv(7) == b"HTTP/1."
+    return False
+
+
+def _suggest(client: Client, model: object, error: ShoalError) -> None:
+    """Adds the names that the mesh has and that are most like a model's that it does not know."""
+    if not isinstance(model, str):
+        return
+    with suppress(ShoalError):
+        names = {one.model.lower(): one.model for one in client.models.list() if one.model != model and one.state != "failed"}
+        by_name = {name.rpartition("/")[2]: whole for name, whole in names.items()}
+        found = get_close_matches(model.lower(), names, n=3) or get_close_matches(model.lower().rpartition("/")[2], by_name, n=3)
+        if found:
+            error.add_note(f"did you mean {' or '.join({**by_name, **names}[name] for name in found)}?")

@@ -7,7 +7,7 @@ path.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar, cast
@@ -15,6 +15,7 @@ from typing import Final, TypeVar, cast
 from shoal.errors import InvalidInput
 from shoal.requests.images import document_bytes, image_bytes, image_length, is_image
 from shoal.requests.plan import ANY_NUMBER
+from shoal.requests.uris import file_part, media_type
 from shoal.results import Entity, Skipped
 from shoal.tasks import Document, Given, Item, Items, OnInvalid, Parts, Priority, Truncation
 from shoal.v1 import inference_pb2 as pb
@@ -81,6 +82,7 @@ def enum_value(field: str, value: str | None, choices: Mapping[str, E]) -> E | N
 MAX_REQUEST_PAGES: Final = 1024
 """Pages of documents that routers take in a request."""
 _MAX_FILES: Final = 16
+_MAX_NAMED_COLUMNS: Final = 16
 _UNKNOWN_PAGES: Final = 16
 """What routers count for a document without a last page."""
 
@@ -127,22 +129,60 @@ def _file_key(document: Document) -> object:
 
 def most_items(items: Sequence[Item]) -> int:
     """How many of these items a request may have, by their pages."""
-    most = 0
-    for item in items:
-        if isinstance(item, (Document, Parts)):
-            most = max(most, sum(_asked_pages(document) for document in _documents(item)))
+    most = max(map(_item_pages, items), default=0)
     return MAX_REQUEST_PAGES // min(most, MAX_REQUEST_PAGES) if most else ANY_NUMBER
+
+
+def _item_pages(item: Item) -> int:
+    if isinstance(item, Parts):
+        return sum(map(_item_pages, item.pieces))
+    if isinstance(item, Document):
+        return _asked_pages(item)
+    return _UNKNOWN_PAGES if isinstance(item, str) and media_type(item) == "application/pdf" else 0
 
 
 def _asked_pages(document: Document) -> int:
     return document.last_page - max(1, document.first_page) + 1 if document.last_page > 0 else _UNKNOWN_PAGES
 
 
-def item_list(items: Items) -> list[Item]:
-    """The items of an argument; a single text or image is a list of one."""
+def item_list(items: Items, name: str = "items") -> list[Item]:
+    """The items of an argument; a single text or image is a list of one.
+
+    Raises:
+        InvalidInput: The argument has no order of items (a mapping, a set), is a table, or cannot be iterated.
+    """
     if isinstance(items, (str, Parts, Document)) or is_image(items):
         return [cast("Item", items)]
+    _refuse_unordered(items, name)
     return list(cast("Iterable[Item]", items))
+
+
+def _refuse_unordered(items: object, name: str) -> None:
+    """Refuses what Python iterates in a way that no caller means: keys of a mapping, names of a table's columns."""
+    kind = type(items).__name__
+    columns = _column_names(items)
+    if columns is not None:
+        named = f'df["{columns[0]}"]' if columns else 'df["column"]'
+        listed = f" Its columns are {', '.join(columns[:_MAX_NAMED_COLUMNS])}." if columns else ""
+        raise InvalidInput(f"{name} is a {kind}, a table: name the column with the items, such as {named}.{listed}", field=name)
+    if isinstance(items, Mapping):
+        raise InvalidInput(f"{name} is a {kind}: send its values as a list, such as list(d.values())", field=name)
+    if isinstance(items, Set):
+        raise InvalidInput(f"{name} is a {kind}, which has no order, so no result could be matched: send a list", field=name)
+    if not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
+        raise InvalidInput(f"{name} is a {kind}; it must be a text, an image, a document, or a list of these", field=name)
+
+
+def _column_names(items: object) -> list[str] | None:
+    """The names of a table's columns, without importing a library of tables; None for what is not a table.
+
+    DataFrames of pandas and polars have `columns`, pyarrow's tables and Hugging Face's datasets `column_names`. A Series has none.
+    """
+    for attribute in ("column_names", "columns"):
+        names = getattr(items, attribute, None)
+        if names is not None and not callable(names):
+            return [str(one) for one in names]
+    return None
 
 
 def item_lengths(items: Sequence[Item]) -> list[int]:
@@ -171,7 +211,14 @@ def item_messages(name: str, items: Sequence[Item], places: Sequence[int], files
 
 
 def item_message(path: str, item: Item, files: SharedFiles | None = None) -> pb.Item:
-    """A text, an image, or an item of several parts. `files`: None where no item shares any. Raises InvalidInput."""
+    """A text, an image, or an item of several parts. `files`: None where no item shares any. Raises InvalidInput.
+
+    A text that begins with `data:<media type>;base64,` is the file in it (`shoal.requests.uris`).
+    """
+    if isinstance(item, str):
+        file = file_part(path, item)
+        if file is not None:
+            return pb.Item(parts=[file]) if file.HasField("document") else pb.Item(image=file.image)
     if not isinstance(item, (Parts, Document)):
         return _filled(pb.Item(), path, item)
     files = SharedFiles((), ()) if files is None else files
@@ -182,6 +229,9 @@ def item_message(path: str, item: Item, files: SharedFiles | None = None) -> pb.
 def _part(path: str, piece: Item, files: SharedFiles) -> pb.Part:
     if isinstance(piece, Document):
         return pb.Part(document=files.message(path, piece))
+    file = file_part(path, piece) if isinstance(piece, str) else None
+    if file is not None:
+        return file
     return _filled(pb.Part(), path, piece)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from google.protobuf.message import Message
 
@@ -154,12 +154,16 @@ def _task(task: Task) -> tuple[str, Message]:
         case Entities():
             aggregation = enum_value("entities.aggregation", task.aggregation, _AGGREGATIONS)
             return "entities", message(
-                pb.EntitiesTask, labels=task.labels, threshold=task.threshold, flat=task.flat, aggregation=aggregation
+                pb.EntitiesTask,
+                labels=_labels(task.labels, "entities.labels"),
+                threshold=task.threshold,
+                flat=task.flat,
+                aggregation=aggregation,
             )
         case Classify():
             return "classify", message(
                 pb.ClassifyTask,
-                labels=task.labels,
+                labels=_labels(task.labels, "classify.labels"),
                 multi_label=task.multi_label,
                 threshold=task.threshold,
                 hypothesis=task.hypothesis,
@@ -167,10 +171,13 @@ def _task(task: Task) -> tuple[str, Message]:
             )
         case Relations():
             return "relations", message(
-                pb.RelationsTask, labels=task.labels, entity_labels=task.entity_labels, threshold=task.threshold
+                pb.RelationsTask,
+                labels=_labels(task.labels, "relations.labels"),
+                entity_labels=_labels(task.entity_labels, "relations.entity_labels"),
+                threshold=task.threshold,
             )
         case Regions():
-            return "regions", message(pb.RegionsTask, labels=task.labels, threshold=task.threshold)
+            return "regions", message(pb.RegionsTask, labels=_labels(task.labels, "regions.labels"), threshold=task.threshold)
         case Schema():
             return "structure", schema_message(task)
         case ReadText():
@@ -187,6 +194,17 @@ def _task(task: Task) -> tuple[str, Message]:
                 turns=[_turn(number, turn) for number, turn in enumerate(task.turns)],
                 template_values=_json(task.template_values, "text.template_values"),
             )
+
+
+def _labels(labels: Iterable[str], field: str) -> list[str]:
+    """The labels of a task; a single str is one label, not one for each of its characters.
+
+    Raises:
+        InvalidInput: The labels are a mapping, of which only the keys would be sent.
+    """
+    if isinstance(labels, Mapping):
+        raise InvalidInput(f"{field} is a {type(labels).__name__}; it must be a list of labels", field=field)
+    return [labels] if isinstance(labels, str) else list(labels)
 
 
 def _turn(number: int, turn: Turn) -> pb.Turn:

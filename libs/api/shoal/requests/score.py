@@ -51,7 +51,7 @@ class ScorePlan(Plan[pb.ScoreRequest, pb.ScoreResponse, ScoreResult]):
             scale=enum_value("scale", scoring.scale, _SCALES),
             top_n=scoring.top_n,
         )
-        self._documents = item_list(documents)
+        self._documents = item_list(documents, "documents")
         self.most_items = most_items(self._documents)
         invalid = options.invalid("documents", self._documents)
         super().__init__(item_lengths(self._documents), invalid, repeated_bytes=self._frame.ByteSize())

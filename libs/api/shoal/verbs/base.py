@@ -6,6 +6,7 @@ import os
 import random
 import re
 from collections.abc import Callable
+from typing import NoReturn, SupportsIndex
 
 from shoal.calls.caller import Caller, Limits
 from shoal.calls.retry import RetryPolicy
@@ -57,6 +58,16 @@ class ClientBase:
             policy=retry or RetryPolicy(),
         )
 
+    def __repr__(self) -> str:
+        """Without the token."""
+        return f"{type(self).__name__}({self.address!r})"
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} holds connections and a token, so it cannot be pickled or copied: create one a process, "
+            f"or send a shoal.ModelHandle(model, address={self.address!r}), which can be pickled"
+        )
+
     def _open_transport(self, tls: Tls | None) -> Transport:
         raise NotImplementedError
 
@@ -66,6 +77,9 @@ class ModelsBase:
 
     def __init__(self, client: ClientBase) -> None:
         self._client = client
+
+    def __repr__(self) -> str:
+        return f"{self._client!r}.models"
 
 
 def _trust(tls: Tls | bool | None, token: str | Callable[[], str] | None, token_without_tls: bool | None) -> Trust:

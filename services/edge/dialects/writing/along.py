@@ -9,9 +9,9 @@ from typing import Any, Final
 import orjson
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.messages.base import Fields, Problem, invalid, json_of, single_field
+from services.edge.messages.base import Fields, Problem, invalid, json_of
 from services.edge.messages.names import Target
-from services.edge.messages.reading import count_of, image_item, text_item
+from services.edge.messages.reading import count_of, image_part, plain_text_item
 
 MOST_TOKENS: Final = 4096
 """Of `TextTask.max_tokens`."""
@@ -86,7 +86,7 @@ class Asked:
         system, user, turns = self.said.system, self.said.user, self.said.turns
         return {
             "items[].parts[].*": lambda place: user[place].field if place < len(user) else user[-1].field,
-            **single_field("items", user[-1].field),
+            **dict.fromkeys(("items[].text", "items[]", "items"), user[-1].field),
             "text.turns[].*": lambda place: turns[place].field if place < len(turns) else "messages",
             "text.turns": "messages",
             "text.max_tokens": self.longest[1],
@@ -98,14 +98,17 @@ class Asked:
     def _item(self) -> pb.Item:
         user = self.said.user
         if not any(one.is_image for one in user):
-            return text_item("\n\n".join(one.content for one in user), user[-1].field)
-        parts = [
-            pb.Part(image=image_item(one.content, one.field).image)
-            if one.is_image
-            else pb.Part(text=text_item(one.content, one.field).text)
-            for one in user
-        ]
+            return plain_text_item("\n\n".join(one.content for one in user), user[-1].field)
+        parts = [_image(one) if one.is_image else pb.Part(text=plain_text_item(one.content, one.field).text) for one in user]
         return pb.Item(parts=parts)
+
+
+def _image(said: Told) -> pb.Part:
+    part = image_part(said.content, said.field)
+    if part.HasField("document"):
+        message = "is a PDF, which is not read in a conversation: POST /v1/extract/{model} with the task text reads its pages"
+        raise invalid(f"{said.field} {message}", said.field)
+    return part
 
 
 def _json(value: dict[str, Any] | None, field: str) -> str:
@@ -118,7 +121,7 @@ def _json(value: dict[str, Any] | None, field: str) -> str:
 
 
 def _joined(told: Sequence[Told]) -> str:
-    return "\n\n".join(text_item(one.content, one.field).text for one in told)
+    return "\n\n".join(plain_text_item(one.content, one.field).text for one in told)
 
 
 def conversation_of(messages: Sequence[tuple[str, Sequence[Told]]]) -> Conversation:

@@ -18,7 +18,7 @@ from shoal.v1 import models_pb2, worker_pb2
 
 from libs.catalog.overrides import Catalog
 from libs.catalog.pools import NAME, WORDS, Pools
-from libs.errors import InvalidInput, NoCapacity
+from libs.errors import InvalidInput, ModelUnreachable, NoCapacity
 from libs.fleet import COMING, FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.fleet.claims import load_seconds
 from libs.queue import LaneKey
@@ -32,6 +32,9 @@ ADAPTER_SECONDS: Final = 0.5
 
 _COPIES: Final = (*COMING, models_pb2.MODEL_STATE_RESIDENT)
 """States of a copy that is resident or on its way."""
+
+_PASSING: Final = (NoCapacity.reason, ModelUnreachable.reason)
+"""Reasons for which one worker could not load an adapter, and another may."""
 
 Backlog = Mapping[tuple[str, str], int]
 """Tokens that wait or are leased, by pool and model, those of all adapters together."""
@@ -91,7 +94,7 @@ def why_broken(lane: LaneKey, snapshot: FleetSnapshot) -> worker_pb2.Failure | N
     """Why the pool cannot serve the lane's model or adapter, or None while it may.
 
     An adapter is broken once one worker with the model could not load it; if it only could not be fetched, or there was no room
-    (NoCapacity), all of them must have failed.
+    (NoCapacity, ModelUnreachable), all of them must have failed.
     """
     if snapshot.failures.get(lane.model):
         failure = snapshot.verdict(lane.model, lane.pool)
@@ -104,7 +107,7 @@ def why_broken(lane: LaneKey, snapshot: FleetSnapshot) -> worker_pb2.Failure | N
         return None
     failures = [record.failed_adapters[lane.adapter] for record in records if lane.adapter in record.failed_adapters]
     passing = failures[0] if failures and len(failures) == len(records) else None
-    return next((failure for failure in failures if failure.reason != NoCapacity.reason), passing)
+    return next((failure for failure in failures if failure.reason not in _PASSING), passing)
 
 
 def has_other_pool(wanted: Wanted, routes: Routes, snapshot: FleetSnapshot, without: Collection[str]) -> bool:

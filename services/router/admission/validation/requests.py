@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from shoal.requests.uris import media_type
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2
 
@@ -250,12 +251,15 @@ def _check_enum(value: int, kind: _Enum, field: str) -> None:
         raise InvalidInput(f"{field} is {value}, which is none of {', '.join(kind.keys())}", field=field)
 
 
-def is_text_alone(item: pb.Item) -> bool:
-    """Whether it has one field, its text. A look at an empty repeated field takes memory: 57 bytes were measured for `parts`."""
+def text_alone(item: pb.Item) -> str | None:
+    """The text of an item that has no other field, else None.
+
+    Reading an empty repeated field takes memory (57 bytes were measured for `parts`), so the fields that are set are listed.
+    """
     match item.ListFields():
-        case [(field, _)]:
-            return field.number == pb.Item.TEXT_FIELD_NUMBER
-    return False
+        case [(field, text)] if field.number == pb.Item.TEXT_FIELD_NUMBER:
+            return str(text)
+    return None
 
 
 def _check_items(items: Sequence[pb.Item], field: str, card: Card | None, files: Files, *, given: bool = False) -> _Items:
@@ -266,7 +270,9 @@ def _check_items(items: Sequence[pb.Item], field: str, card: Card | None, files:
     any_text = _takes(card, models_pb2.INPUT_KIND_TEXT)
     for index, item in enumerate(items):
         size = item.ByteSize()
-        if not (is_text_alone(item) and any_text and _EMPTY_ITEM_BYTES < size <= limits.TEXT.most):
+        text = text_alone(item)
+        is_plain = text is not None and media_type(text) is None
+        if not (is_plain and any_text and _EMPTY_ITEM_BYTES < size <= limits.TEXT.most):
             size, shown = _check_item(item, f"{field}[{index}]", card, files, given=given)
             if shown.bytes or shown.pages:
                 found.pictures[index] = shown
@@ -328,12 +334,19 @@ def _check_text_of(text: str, path: str, card: Card | None) -> None:
     if not _takes(card, models_pb2.INPUT_KIND_TEXT):
         raise TaskNotSupported(f"{'' if card is None else card.model} takes no texts", field=path)
     _refuse(not text, f"{path} is empty", path)
+    if media_type(text) is not None:
+        raise InvalidInput(
+            f"{path} is a file in base64 (data:…;base64,), not a text: send the bytes of an image as image.data, of a PDF as "
+            "document.data; the Python client and HTTP read such texts as files",
+            field=path,
+        )
     limits.TEXT.check(_utf8(text), path)
 
 
 def _check_picture(image: pb.Image, path: str, card: Card | None) -> Pictures:
     if not _takes(card, models_pb2.INPUT_KIND_IMAGE):
-        raise TaskNotSupported(f"{'' if card is None else card.model} takes no pictures", field=path)
+        message = f"{'' if card is None else card.model} takes no images, and a text that begins with data:image/…;base64, is one"
+        raise TaskNotSupported(f"{message}: send the text that is meant, or name a model that reads images", field=path)
     data = image.data
     _refuse(not data, f"{path}.data is empty", f"{path}.data")
     limits.IMAGE.check(len(data), f"{path}.data")

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
+from shoal.cli.inference.files import Selection
 from shoal.results import Form
 from shoal.tasks import OnInvalid, Priority, Truncation
 
@@ -30,12 +31,24 @@ class LineFiles:
     source: Annotated[
         Path | None,
         typer.Option(
-            "--input", "-i", help=".txt (a text a line) or .jsonl; - for stdin.", show_default=False, rich_help_panel=FILES
+            "--input",
+            "-i",
+            help=".txt (a text a line), .jsonl, .csv, .tsv or .parquet; - for lines of stdin.",
+            show_default=False,
+            rich_help_panel=FILES,
         ),
     ] = None
     field: Annotated[
         str | None,
         typer.Option(help='Field of a .jsonl line that holds the text; default "text".', show_default=False, rich_help_panel=FILES),
+    ] = None
+    column: Annotated[
+        str | None,
+        typer.Option(
+            help='Column of a .csv, .tsv or .parquet file that holds the text; default "text".',
+            show_default=False,
+            rich_help_panel=FILES,
+        ),
     ] = None
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help=".jsonl, or - for stdout.", show_default=False, rich_help_panel=FILES)
@@ -45,9 +58,27 @@ class LineFiles:
     ] = False
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl",)
 
+    @property
+    def resume(self) -> bool:
+        """Whether results are added to those that a .jsonl file has."""
+        return False
+
+    def selection(self, on_invalid: OnInvalid) -> Selection:
+        """Which texts of `source` are read."""
+        return Selection(self.field, self.column, on_invalid == "skip")
+
 
 @dataclass(frozen=True, slots=True)
-class VectorFiles(LineFiles):
+class ItemFiles(LineFiles):
+    """The same of a command that has a line for each text, which are written as they arrive."""
+
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a .jsonl file that was interrupted.", rich_help_panel=FILES)
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class VectorFiles(ItemFiles):
     """Where texts come from, and where vectors go."""
 
     output: Annotated[

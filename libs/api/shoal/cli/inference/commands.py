@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from shoal.cli.failures import InputError
-from shoal.cli.inference import drawings, pages, reading
+from shoal.cli.inference import drawings, outputs, pages, reading
 from shoal.cli.inference.arguments import (
     FILES,
     FORMS,
     AsJson,
     Forms,
     Instruction,
+    ItemFiles,
     Labels,
     LineFiles,
     ModelId,
@@ -57,21 +59,21 @@ def encode(
 ) -> None:
     """Encode texts as vectors."""
     run = Invocation(model, texts, files, serving, as_json)
-    with run.sending("items", "encoding") as on_progress:
-        result = open_client().encode(
-            model,
-            run.items,
-            role=role,
-            representations=[FORMS[form] for form in forms or ()],
-            data_type=data_type,
-            dimensions=dimensions,
-            normalize=normalize,
-            instruction=instruction,
-            pooling_factor=pooling_factor,
-            on_progress=on_progress,
-            **serving.arguments(),
-        )
-    report_vectors(run, result)
+    ask = partial(
+        open_client().encode,
+        model,
+        role=role,
+        representations=[FORMS[form] for form in forms or ()],
+        data_type=data_type,
+        dimensions=dimensions,
+        normalize=normalize,
+        instruction=instruction,
+        pooling_factor=pooling_factor,
+        **serving.arguments(),
+    )
+    result = run.answer("items", "encoding", ask, outputs.encoded_lines)
+    if result is not None:
+        report_vectors(run, result)
 
 
 @connected
@@ -113,7 +115,7 @@ def entities(
     model: ModelId,
     texts: Texts = None,
     *,
-    files: LineFiles,
+    files: ItemFiles,
     labels: Labels = None,
     threshold: Threshold = None,
     flat: Annotated[bool | None, typer.Option(help="No overlapping entities; default yes.")] = None,
@@ -125,18 +127,18 @@ def entities(
 ) -> None:
     """Find named entities in texts."""
     run = Invocation(model, texts, files, serving, as_json)
-    with run.sending("items", "extracting") as on_progress:
-        result = open_client().entities(
-            model,
-            run.items,
-            labels or (),
-            threshold=threshold,
-            flat=flat,
-            aggregation=aggregation,
-            on_progress=on_progress,
-            **serving.arguments(),
-        )
-    report_extractions(run, result, "entities")
+    ask = partial(
+        open_client().entities,
+        model,
+        labels=labels or (),
+        threshold=threshold,
+        flat=flat,
+        aggregation=aggregation,
+        **serving.arguments(),
+    )
+    result = run.answer("items", "extracting", ask, partial(outputs.extracted_rows, kind="entities"))
+    if result is not None:
+        report_extractions(run, result, "entities")
 
 
 @extract.command()
@@ -146,7 +148,7 @@ def classify(
     model: ModelId,
     texts: Texts = None,
     *,
-    files: LineFiles,
+    files: ItemFiles,
     labels: Labels = None,
     threshold: Threshold = None,
     multi_label: Annotated[bool | None, typer.Option(help="Score each label on its own; default as the model does.")] = None,
@@ -159,19 +161,19 @@ def classify(
 ) -> None:
     """Classify texts."""
     run = Invocation(model, texts, files, serving, as_json)
-    with run.sending("items", "classifying") as on_progress:
-        result = open_client().classify(
-            model,
-            run.items,
-            labels or (),
-            multi_label=multi_label,
-            threshold=threshold,
-            hypothesis=hypothesis,
-            among_labels=among_labels,
-            on_progress=on_progress,
-            **serving.arguments(),
-        )
-    report_extractions(run, result, "labels")
+    ask = partial(
+        open_client().classify,
+        model,
+        labels=labels or (),
+        multi_label=multi_label,
+        threshold=threshold,
+        hypothesis=hypothesis,
+        among_labels=among_labels,
+        **serving.arguments(),
+    )
+    result = run.answer("items", "classifying", ask, partial(outputs.extracted_rows, kind="labels"))
+    if result is not None:
+        report_extractions(run, result, "labels")
 
 
 @extract.command()
@@ -181,7 +183,7 @@ def relations(
     model: ModelId,
     texts: Texts = None,
     *,
-    files: LineFiles,
+    files: ItemFiles,
     labels: Labels = None,
     entity_labels: Annotated[
         list[str] | None,
@@ -198,18 +200,17 @@ def relations(
     """Find relations between entities in texts."""
     run = Invocation(model, texts, files, serving, as_json)
     entities = () if given is None else given_entities(run.records, given)
-    with run.sending("items", "extracting") as on_progress:
-        result = open_client().relations(
-            model,
-            run.items,
-            labels or (),
-            entity_labels=entity_labels or (),
-            entities=entities,
-            threshold=threshold,
-            on_progress=on_progress,
-            **serving.arguments(),
-        )
-    report_extractions(run, result, "relations")
+    ask = partial(
+        open_client().relations,
+        model,
+        labels=labels or (),
+        entity_labels=entity_labels or (),
+        threshold=threshold,
+        **serving.arguments(),
+    )
+    result = run.answer("items", "extracting", ask, partial(outputs.extracted_rows, kind="relations"), {"entities": entities})
+    if result is not None:
+        report_extractions(run, result, "relations")
 
 
 @extract.command()
@@ -289,7 +290,7 @@ def structure(
     model: ModelId,
     texts: Texts = None,
     *,
-    files: LineFiles,
+    files: ItemFiles,
     schema: Annotated[
         Path,
         typer.Option("--schema", "-s", help="JSON file: entities, classifications, relations, structures.", show_default=False),
@@ -301,15 +302,15 @@ def structure(
     """Find what a schema describes: entities, classes, relations and structures of fields."""
     run = Invocation(model, texts, files, serving, as_json)
     asked = _schema(schema)
-    with run.sending("items", "extracting") as on_progress:
-        result = open_client().extract(
-            model,
-            run.items,
-            asked if threshold is None else replace(asked, threshold=threshold),
-            on_progress=on_progress,
-            **serving.arguments(),
-        )
-    report_extractions(run, result, "structure")
+    ask = partial(
+        open_client().extract,
+        model,
+        task=asked if threshold is None else replace(asked, threshold=threshold),
+        **serving.arguments(),
+    )
+    result = run.answer("items", "extracting", ask, partial(outputs.extracted_rows, kind="structure"))
+    if result is not None:
+        report_extractions(run, result, "structure")
 
 
 def _schema(file: Path) -> Schema:

@@ -10,7 +10,7 @@ import typer
 
 from shoal.cli.failures import InputError
 from shoal.cli.inference import outputs
-from shoal.cli.inference.inputs import Record
+from shoal.cli.inference.files import Record
 from shoal.drawing import drawn
 from shoal.results import Region
 

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final, TypeVar
 
-from shoal.cli.console import bar, note
+import typer
+
+from shoal.cli.console import bar, counted, note
 from shoal.cli.inference import outputs
 from shoal.cli.inference.arguments import LineFiles, Serving
+from shoal.cli.inference.files import Record
 from shoal.cli.inference.inputs import located, read
-from shoal.results import EncodeResult, ExtractResult, ScoreResult
+from shoal.errors import ModelChanged, ShoalError
+from shoal.results import EncodeResult, ExtractResult, ScoreResult, Skipped
 
 Result = EncodeResult | ScoreResult | ExtractResult
+R = TypeVar("R", EncodeResult, ScoreResult, ExtractResult)
+Lines = Callable[[R, Sequence[Record]], Iterable[outputs.Row]]
 _MAX_SKIPPED_LINES = 10
+_NOTHING: Final[Mapping[str, Sequence[object]]] = MappingProxyType({})
+FIRST_PART_ITEMS: Final = 128
+MAX_PART_ITEMS: Final = 2048
+"""Items of one call of the client while a .jsonl file is written: as many as it has in flight at a time."""
+INTERRUPTED: Final = 130
+"""The exit status after Ctrl-C, as of shells: 128 and the number of the signal."""
 
 
 class Invocation:
@@ -31,8 +46,11 @@ class Invocation:
         outputs.check(files.output, *files.suffixes)
         self.model, self.as_json = model, as_json
         self.output: Path | None = files.output
-        records = read(texts, files.source, files.field, what=what, allow_blank=serving.on_invalid == "skip")
+        records = read(texts, files.source, files.selection(serving.on_invalid), what=what)
         self.records = [replace(record, is_image=True) for record in records] if files.image else records
+        self._resume = files.resume
+        if self._resume and (self.output is None or self.output.suffix not in outputs.JSON_LINES or as_json):
+            raise typer.BadParameter("--resume continues a file of lines: add --output FILE.jsonl, without --json")
         self._seconds = 0.0
 
     @property
@@ -41,27 +59,109 @@ class Invocation:
 
     @contextmanager
     def sending(self, name: str, description: str) -> Iterator[Callable[[int, int], None] | None]:
-        """Around the call: gives `on_progress`, measures its time, and adds to an error about `name[i]` where that text is from."""
+        """Around the call: gives `on_progress`, measures its time, and adds to an error about `name[i]` where that text is from.
+
+        Ctrl-C ends the command with a line that says what was kept.
+        """
         started = time.monotonic()
-        with located(self.records, name), bar(description, len(self.records)) as on_progress:
-            yield on_progress
+        try:
+            with located(self.records, name), bar(description, len(self.records)) as on_progress:
+                yield on_progress
+        except KeyboardInterrupt:
+            note("interrupted: nothing was kept; with --output FILE.jsonl, results are written as they arrive")
+            raise typer.Exit(INTERRUPTED) from None
         self._seconds = time.monotonic() - started
 
-    def report_skipped(self, result: Result) -> None:
-        """Prints to stderr which texts were skipped, the first of them with the reason."""
-        if result.skipped:
-            note(f"skipped {len(result.skipped):,} of {len(self.records):,} texts, which have no result:")
-        for skipped in result.skipped[:_MAX_SKIPPED_LINES]:
-            note(f"  {self.records[skipped.index].where}: {skipped.message} [{skipped.reason}]")
-        if len(result.skipped) > _MAX_SKIPPED_LINES:
-            note(f"  … {len(result.skipped) - _MAX_SKIPPED_LINES:,} more")
+    def answer(
+        self, name: str, description: str, ask: Callable[..., R], lines: Lines[R], each: Mapping[str, Sequence[object]] = _NOTHING
+    ) -> R | None:
+        """Call `ask(items, on_progress=…)` and return its result, or write the results of a .jsonl file as they arrive.
+
+        Args:
+            name: What requests call the items, for errors.
+            description: What the progress bar says.
+            ask: The client's verb with all other arguments.
+            lines: The lines of a file for a result and its records.
+            each: Further arguments of `ask` with an entry for each item.
+
+        Returns:
+            The result, or None if it was written and reported.
+        """
+        if self.as_json or self.output is None or self.output.suffix not in outputs.JSON_LINES:
+            with self.sending(name, description) as on_progress:
+                return ask(self.items, on_progress=on_progress, **each)
+        self._stream(self.output, name, description, ask, lines, each)
+        return None
+
+    def _stream(
+        self,
+        output: Path,
+        name: str,
+        description: str,
+        ask: Callable[..., R],
+        lines: Lines[R],
+        each: Mapping[str, Sequence[object]],
+    ) -> None:
+        started, total = time.monotonic(), len(self.records)
+        begin = first = outputs.lines_before(output, self.records) if self._resume else 0
+        skipped: list[Skipped] = []
+        tokens, revision = 0, ""
+        try:
+            with bar(description, total) as on_progress, ExitStack() as opened:
+                for part in _parts(first, total):
+                    records, progress = self.records[part], on_progress and partial(_advance, on_progress, part.start, total)
+                    sliced = {argument: values[part] for argument, values in each.items() if values}
+                    with located(records, name):
+                        result = ask([record.item for record in records], on_progress=progress, **sliced)
+                    if begin == first:
+                        file = opened.enter_context(output.open("ab" if first else "wb"))
+                    revision = revision or result.revision
+                    if result.revision not in ("", revision):
+                        raise ModelChanged(f"the model changed from revision {revision} to {result.revision} between two answers")
+                    result = _explained(result, records)
+                    outputs.append_lines(file, lines(result, records))
+                    skipped += [replace(one, index=part.start + one.index) for one in result.skipped]
+                    tokens, begin = tokens + result.usage.input_tokens, part.stop
+        except (KeyboardInterrupt, ShoalError, OSError) as error:
+            kept = f"{begin:,} of {counted(total, 'text')} are in {output}"
+            advice = f"{kept}; --resume continues after them" if begin else f"nothing was written to {output}"
+            if isinstance(error, KeyboardInterrupt):
+                note(f"interrupted: {advice}")
+                raise typer.Exit(INTERRUPTED) from None
+            error.add_note(advice)
+            raise
+        self._seconds = time.monotonic() - started
+        self._note_skipped(skipped)
+        self._note_written(total - first - len(skipped), tokens)
+        if first:
+            note(f"{counted(first, 'text')} before them were there already")
+
+    def report_skipped(self, result: R) -> R:
+        """Print to stderr which texts were skipped, the first of them with the reason.
+
+        Returns the result, in which a line without a text has the problem of the line as its reason.
+        """
+        result = _explained(result, self.records)
+        self._note_skipped(result.skipped)
+        return result
+
+    def _note_skipped(self, skipped: Sequence[Skipped]) -> None:
+        if skipped:
+            note(f"skipped {len(skipped):,} of {counted(len(self.records), 'text')}, which have no result:")
+        for one in skipped[:_MAX_SKIPPED_LINES]:
+            where = self.records[one.index].where
+            note(f"  {one.message if one.message.startswith(where) else f'{where}: {one.message}'} [{one.reason}]")
+        if len(skipped) > _MAX_SKIPPED_LINES:
+            note(f"  … {len(skipped) - _MAX_SKIPPED_LINES:,} more")
 
     def report_written(self, result: Result) -> None:
         """Prints a summary to stderr, after the results were written to `output`."""
-        tokens = result.usage.input_tokens
+        self._note_written(len(self.records) - len(result.skipped), result.usage.input_tokens)
+
+    def _note_written(self, texts: int, tokens: int) -> None:
         rate = tokens / max(self._seconds, 1e-9)
         note(
-            f"{len(self.records):,} texts, {tokens:,} tokens in {self._seconds:.2f} s ({rate:,.0f} tokens/s)"
+            f"{counted(texts, 'text')}, {counted(tokens, 'token')} in {self._seconds:.2f} s ({rate:,.0f} tokens/s)"
             f" by {self.model} -> {self.output}"
         )
 
@@ -73,4 +173,24 @@ class Invocation:
 
     def heading(self, result: Result) -> str:
         """The title of a table of results."""
-        return f"{self.model}  {result.usage.input_tokens:,} tokens, {result.timings.total_seconds * 1000:.1f} ms"
+        return f"{self.model}  {counted(result.usage.input_tokens, 'token')}, {result.timings.total_seconds * 1000:.1f} ms"
+
+
+def _parts(first: int, total: int) -> Iterator[slice]:
+    """Slices of records that are asked for together: small ones at first, so that the file begins to grow soon."""
+    size = FIRST_PART_ITEMS
+    while first < total:
+        yield slice(first, min(total, first + size))
+        first, size = first + size, min(2 * size, MAX_PART_ITEMS)
+
+
+def _advance(on_progress: Callable[[int, int], None], before: int, total: int, done: int, _: int) -> None:
+    on_progress(before + done, total)
+
+
+def _explained(result: R, records: Sequence[Record]) -> R:
+    """The result, in which a line without a text has the problem of the line as the reason why it was skipped."""
+    if not any(records[one.index].problem for one in result.skipped):
+        return result
+    skipped = [replace(one, message=records[one.index].problem or one.message) for one in result.skipped]
+    return replace(result, skipped=skipped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -13,11 +14,12 @@ import numpy as np
 import typer
 
 from shoal.cli.failures import InputError
-from shoal.cli.inference.inputs import Record
+from shoal.cli.inference.files import Record
 from shoal.cli.text import document
 from shoal.results import EncodeResult, ExtractResult, Form, ScoreResult, Skipped
 
 Row = dict[str, object]
+JSON_LINES = (".jsonl",)
 _OF_SCHEMAS = ("entities", "classifications", "relations", "structures")
 _FIELDS = {"structure": _OF_SCHEMAS, "written": (), "read": ("regions",)}
 """Fields of an extraction that a command reports, where these are not the one of the same name."""
@@ -48,7 +50,45 @@ def write_vectors(output: Path, result: EncodeResult, records: Sequence[Record])
     elif output.suffix == ".npz":
         replace_file(output, lambda file: np.savez(file, **_arrays(result)))  # type: ignore[arg-type]
     else:
-        write_lines(output, (_source_fields(record) | row for record, row in zip(records, encoded_rows(result), strict=True)))
+        write_lines(output, encoded_lines(result, records))
+
+
+def encoded_lines(result: EncodeResult, records: Sequence[Record]) -> Iterator[Row]:
+    """One object an item, with what its text was read from."""
+    return (_source_fields(record) | row for record, row in zip(records, encoded_rows(result), strict=True))
+
+
+def append_lines(file: BinaryIO, rows: Iterable[Row]) -> None:
+    """Writes one JSON object a line, so that readers of the file see them at once."""
+    file.writelines(document(row).encode() + b"\n" for row in rows)
+    file.flush()
+
+
+def lines_before(output: Path, records: Sequence[Record]) -> int:
+    """How many records have their line in a file that was interrupted; a last line that is cut off is removed.
+
+    Raises InputError if the file's last line is not that of its record, because it was written from another input.
+    """
+    if not output.exists():
+        return 0
+    with output.open("r+b") as file:
+        count, end, last = 0, 0, b""
+        for line in file:
+            if line.endswith(b"\n"):
+                count, end, last = count + 1, end + len(line), line
+        file.truncate(end)
+    if not count:
+        return 0
+    problem = f"{output} has {count:,} lines, and line {count:,} is not of this input"
+    try:
+        row = json.loads(last)
+        source = _source_fields(records[count - 1])
+        is_same = isinstance(row, dict) and all(row.get(name) == value for name, value in source.items())
+    except (ValueError, IndexError):
+        is_same = False
+    if not is_same:
+        raise InputError(f"{problem}: name the input that it was written from, or leave --resume out to begin again")
+    return count
 
 
 def _source_fields(record: Record) -> Row:

@@ -12,7 +12,7 @@ from typing import Final
 
 import typer
 
-from shoal.cli.console import bar, emit, note
+from shoal.cli.console import bar, counted, emit, note
 from shoal.cli.failures import InputError
 from shoal.cli.inference import outputs
 from shoal.cli.text import document as line_of
@@ -44,7 +44,7 @@ class Reading:
         answered = self._ask(ask, first, min(first + PAGES - 1, self._last or first + PAGES - 1))
         last = min(self._last or answered, answered)
         if self._last > answered:
-            note(f"{self._file} has {answered:,} pages")
+            note(f"{self._file} has {counted(answered, 'page')}")
         with bar("reading", last - first + 1, least=PAGES + 1) as on_progress:
             for begin in range(first + PAGES, last + 1, PAGES):
                 self._ask(ask, begin, min(begin + PAGES - 1, last))
@@ -55,12 +55,12 @@ class Reading:
     def report(self, model: str, *, as_json: bool) -> None:
         without = [str(page.page) for page in self._found if not page.text.strip()]
         if without:
-            note(f"no text on {len(without):,} of {len(self._found):,} pages: {', '.join(without[:20])}")
+            note(f"no text on {len(without):,} of {counted(len(self._found), 'page')}: {', '.join(without[:20])}")
         if self._output is not None and str(self._output) != "-":
             lines = "".join(self._lines(self._output.suffix)).encode()
             outputs.replace_file(self._output, lambda file: file.write(lines))
-            by = f" and {self._tokens:,} tokens" if self._tokens else ""
-            note(f"{len(self._found):,} pages{by} in {self._seconds:.2f} s by {model} -> {self._output}")
+            by = f" and {counted(self._tokens, 'token')}" if self._tokens else ""
+            note(f"{counted(len(self._found), 'page')}{by} in {self._seconds:.2f} s by {model} -> {self._output}")
         elif as_json:
             emit({"model": model, "pages": [asdict(page) for page in self._found]})
         else:

@@ -14,7 +14,7 @@ from shoal.results import EncodeResult, Extraction, ExtractResult, ScoreResult, 
 
 def report_vectors(run: Invocation, result: EncodeResult) -> None:
     """With --output and --json, stdout has the JSON without the vectors."""
-    run.report_skipped(result)
+    result = run.report_skipped(result)
     if run.output is not None:
         outputs.write_vectors(run.output, result, run.records)
         run.report_written(result)
@@ -26,7 +26,7 @@ def report_vectors(run: Invocation, result: EncodeResult) -> None:
 
 
 def report_ranking(run: Invocation, result: ScoreResult, query: str) -> None:
-    run.report_skipped(result)
+    result = run.report_skipped(result)
     if run.output is not None:
         outputs.write_lines(run.output, outputs.ranked_rows(result, run.records))
         run.report_written(result)
@@ -38,7 +38,7 @@ def report_ranking(run: Invocation, result: ScoreResult, query: str) -> None:
 
 def report_extractions(run: Invocation, result: ExtractResult, kind: str) -> None:
     """`kind`: the field of an Extraction that the command fills, such as "entities"."""
-    run.report_skipped(result)
+    result = run.report_skipped(result)
     if run.output is not None:
         outputs.write_lines(run.output, outputs.extracted_rows(result, run.records, kind))
         run.report_written(result)

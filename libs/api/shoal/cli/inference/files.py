@@ -1,0 +1,231 @@
+"""Reads records from the files of `--input`, each in the format that its suffix names."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+import typer
+
+from shoal.cli.failures import InputError
+
+LINES: Final = (".txt",)
+JSON_LINES: Final = (".jsonl", ".ndjson")
+DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
+PARQUET: Final = (".parquet",)
+SUFFIXES: Final = (*LINES, *JSON_LINES, *DELIMITERS, *PARQUET)
+DEFAULT_FIELD: Final = "text"
+MAX_CELL_CHARACTERS: Final = 64 << 20
+"""The largest cell of a .csv or .tsv file; Python's default, 128 Ki, is shorter than long documents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A text, its source (`file:line`), and the object or row of which it is a field.
+
+    Attributes:
+        is_image: Whether the text is the path of an image file.
+        problem: Why the source has no text, where `--on-invalid skip` lets the command go on; else empty.
+    """
+
+    text: str
+    where: str
+    fields: dict[str, object] | None = None
+    is_image: bool = False
+    problem: str = ""
+
+    @property
+    def item(self) -> str | Path:
+        return Path(self.text) if self.is_image and self.text else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which texts of a file are read.
+
+    Attributes:
+        field: The field of a line of JSON; None for the default.
+        column: The column of a table; None for the default.
+        skips_invalid: Whether a line without a text becomes a record with a problem instead of an error.
+    """
+
+    field: str | None
+    column: str | None
+    skips_invalid: bool
+
+    def checked(self, parse: Callable[[], Record], where: str) -> Record:
+        """The record that `parse` returns, or one with the problem that it raises. Raises InputError unless those are skipped."""
+        try:
+            return parse()
+        except InputError as error:
+            if not self.skips_invalid:
+                raise
+            return Record("", where, problem=str(error))
+
+
+def records_of(source: Path, selection: Selection) -> list[Record]:
+    """The records of a file, or of stdin for `-`.
+
+    Raises:
+        BadParameter: The suffix names no format that is read, or an option does not fit it.
+        InputError: The file cannot be read, or a line has no text.
+    """
+    if str(source) == "-" or _is_stream(source):
+        _refuse_column(source, selection)
+        return _read(source, lambda: _lines(source, selection, selection.field))
+    suffix = source.suffix.lower()
+    if suffix not in SUFFIXES:
+        known = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+        raise typer.BadParameter(f"--input {source} must end in {known}; any other text goes to stdin, a text a line: --input -")
+    if suffix in LINES or suffix in JSON_LINES:
+        _refuse_column(source, selection)
+        field = selection.field or (DEFAULT_FIELD if suffix in JSON_LINES else None)
+        return _read(source, lambda: _lines(source, selection, field))
+    if selection.field is not None:
+        raise typer.BadParameter(f"--field names a field in lines of JSON; name a column of {source} with --column")
+    read = _parquet if suffix in PARQUET else _table
+    return _read(source, lambda: read(source, selection))
+
+
+def _is_stream(source: Path) -> bool:
+    """Whether it is a pipe, as the shell's <(command) is."""
+    return source.is_fifo() or source.is_char_device()
+
+
+def _refuse_column(source: Path, selection: Selection) -> None:
+    if selection.column is not None:
+        raise typer.BadParameter(f"--column names a column of a .csv, .tsv or .parquet file, and --input is {source}")
+
+
+def _read(source: Path, read: Callable[[], Iterable[Record]]) -> list[Record]:
+    try:
+        return list(read())
+    except FileNotFoundError:
+        raise InputError(f"the file {source} does not exist") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{source} is not UTF-8 text: {error}") from None
+    except OSError as error:
+        raise InputError(f"{source} cannot be read: {error.strerror or error}") from None
+
+
+def _lines(source: Path, selection: Selection, field: str | None) -> Iterator[Record]:
+    """`field`: that of the lines of JSON; None where a line is a text."""
+    if str(source) == "-":
+        yield from _numbered(sys.stdin.buffer, "stdin", selection, field)
+        return
+    with source.open("rb") as file:
+        yield from _numbered(file, str(source), selection, field)
+
+
+def _numbered(lines: Iterable[bytes], name: str, selection: Selection, field: str | None) -> Iterator[Record]:
+    for number, line in enumerate(lines, start=1):
+        where = f"{name}:{number}"
+        data = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        yield selection.checked(lambda data=data, where=where: _line(data, where, field, selection), where)  # type: ignore[misc]
+
+
+def _line(data: bytes, where: str, field: str | None, selection: Selection) -> Record:
+    try:
+        line = data.decode().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where} is not UTF-8 text: {error}") from None
+    if not line.strip():
+        if selection.skips_invalid:
+            return Record("", where)
+        raise InputError(f"{where} is blank; every line must be a text, unless --on-invalid is skip")
+    return Record(line, where) if field is None else _object(line, where, field)
+
+
+def _object(line: str, where: str, field: str) -> Record:
+    """A line of JSON: a string, or an object with the text under `field`."""
+    try:
+        value = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"{where} is not JSON: {error}") from None
+    if isinstance(value, str):
+        return Record(value, where)
+    if not isinstance(value, dict) or not isinstance(value.get(field), str):
+        found = f"; its fields are {', '.join(value)}" if isinstance(value, dict) else ""
+        raise InputError(f"{where} has no text in the field {field!r}{found}; name the field with --field")
+    return Record(value[field], where, value)
+
+
+def _table(source: Path, selection: Selection) -> Iterator[Record]:
+    """The rows below the header of a .csv or .tsv file."""
+    csv.field_size_limit(MAX_CELL_CHARACTERS)
+    with source.open(encoding="utf-8-sig", newline="") as file:
+        try:
+            yield from _rows(file, source, selection)
+        except csv.Error as error:
+            raise InputError(f"{source} is not a table: {error}") from None
+
+
+def _rows(file: TextIO, source: Path, selection: Selection) -> Iterator[Record]:
+    reader = csv.reader(file, delimiter=DELIMITERS[source.suffix.lower()], strict=True)
+    names = next(reader, None)
+    if names is None:
+        return
+    column = _column(source, names, selection)
+    for row in reader:
+        where = f"{source}:{reader.line_num}"
+        if row:
+            yield selection.checked(lambda row=row, where=where: _row(row, names, column, where), where)  # type: ignore[misc]
+
+
+def _row(row: list[str], names: Sequence[str], column: str, where: str) -> Record:
+    if len(row) != len(names):
+        raise InputError(f"{where} has {len(row)} columns; the header has {len(names)}")
+    return _cell(dict(zip(names, row, strict=True)), column, where)
+
+
+def _parquet(source: Path, selection: Selection) -> Iterator[Record]:
+    """The rows of a Parquet file, with those of its columns that JSON can hold."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise InputError(f"{source} needs pyarrow: pip install 'shoal[parquet]'") from None
+    try:
+        with parquet.ParquetFile(source) as file:
+            kinds = dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=False))
+            column = _column(source, file.schema_arrow.names, selection)
+            number = 0
+            for batch in file.iter_batches(columns=[name for name, kind in kinds.items() if name == column or _is_json(kind)]):
+                for row in batch.to_pylist():
+                    number += 1
+                    where = f"{source}:{number}"
+                    yield selection.checked(lambda row=row, where=where: _cell(row, column, where), where)  # type: ignore[misc]
+    except pyarrow.ArrowException as error:
+        raise InputError(f"{source} is not a Parquet file that can be read: {error}") from None
+
+
+def _is_json(kind: Any) -> bool:
+    from pyarrow import types
+
+    is_text = types.is_string(kind) or types.is_large_string(kind)
+    return bool(is_text or types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+
+def _column(source: Path, names: Sequence[str], selection: Selection) -> str:
+    column = selection.column or DEFAULT_FIELD
+    if names.count(column) != 1:
+        found = "no column" if column not in names else "several columns"
+        raise InputError(f"{source} has {found} {column!r}; its columns are {', '.join(names)}: name one with --column")
+    return column
+
+
+def _cell(row: dict[str, object], column: str, where: str) -> Record:
+    text = row[column]
+    if text is None or text == "":
+        raise InputError(f"{where} has no text in the column {column!r}; every row must have one, unless --on-invalid is skip")
+    if not isinstance(text, str):
+        raise InputError(
+            f"{where} has {type(text).__name__} {text!r:.40} in the column {column!r}; a text is needed: name another with --column"
+        )
+    return Record(text, where, row)
