@@ -15,6 +15,7 @@ import mmap
 import os
 import pickle
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -176,7 +177,9 @@ def _unpickled(reader: Any, storages: _Storages) -> object:
     unpickler: Any = machine.Unpickler(reader, encoding="utf-8")
     unpickler.persistent_load = storages.load
     try:
-        return unpickler.load()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickle protocols; what the machine does not know it refuses
+            return unpickler.load()
     except Refused:
         raise
     except MemoryError:
