@@ -37,6 +37,9 @@ MAX_EXTRA_BYTES: Final = 16 << 20
 must not become one of gigabytes."""
 
 BLOCK_BYTES: Final = 8 << 20
+GATHER_BYTES: Final = 1 << 20
+"""Of a tensor whose numbers do not stand in order: torch holds such a block twice."""
+
 _ALIGN: Final = 8
 _PROTOCOL: Final = 1001
 _WRAPPERS: Final = ("state_dict", "model_state_dict", "model", "module")
@@ -332,12 +335,12 @@ def _gathered(tensor: _Tensor, mapping: mmap.mmap) -> Iterator[bytes]:
 
 
 def _parts(view: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Slices of a tensor of bytes of at most BLOCK_BYTES each, in order."""
+    """Slices of a tensor of bytes of at most GATHER_BYTES each, in order."""
     row = prod(view.shape[1:])
-    if view.shape[0] * row <= BLOCK_BYTES:
+    if view.shape[0] * row <= GATHER_BYTES:
         yield view
-    elif row > BLOCK_BYTES:
+    elif row > GATHER_BYTES:
         for one in view:
             yield from _parts(one)
     else:
-        yield from torch.split(view, BLOCK_BYTES // row)
+        yield from torch.split(view, GATHER_BYTES // row)

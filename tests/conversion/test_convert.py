@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -45,11 +46,11 @@ def tensors() -> dict[str, torch.Tensor]:
         "transposed": base.t(),
         "slice": base[10:20, 5:7],
         "every_second": base[::2],
-        "repeated": torch.randn(1, 3).expand(4, 3),
-        "permuted": torch.randn(3, 4, 5).permute(2, 0, 1),
+        "repeated": torch.ones(1, 3).expand(4, 3),
+        "permuted": torch.arange(60.0).view(3, 4, 5).permute(2, 0, 1),
         "number": torch.tensor(3),
         "empty": torch.zeros(0, 4),
-        "parameter": torch.nn.Parameter(torch.randn(3)),
+        "parameter": torch.nn.Parameter(torch.full((3,), 0.5)),
     }
     for dtype in (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
         made[str(dtype)] = torch.arange(7).to(dtype)
@@ -157,7 +158,7 @@ def test_a_result_that_the_disk_changed_is_refused(tmp_path: Path, monkeypatch: 
             file.write(b"\x01")
         return report
 
-    monkeypatch.setattr("libs.conversion.convert.run", flip)
+    monkeypatch.setattr(sys.modules[read_record.__module__], "run", flip)
     with pytest.raises(ModelBroken, match=r"pytorch_model\.bin: its conversion was not written as it was computed"):
         convert(tmp_path, tmp_path, steps_of([SOURCE]), ignore)
     assert not (tmp_path / OUTPUT).exists()
