@@ -123,8 +123,8 @@ def test_bge_m3_is_encoded_by_name_on_the_command_line_with_no_other_step(mesh: 
         assert found.sparse is not None
         assert wanted.sparse is not None
         for ours, theirs in zip(found.sparse, wanted.sparse, strict=True):
-            np.testing.assert_array_equal(ours.indices, theirs.indices)
-            np.testing.assert_array_equal(ours.values, theirs.values)
+            for numbers, same in zip(ours, theirs, strict=True):
+                np.testing.assert_array_equal(numbers, same)
         assert found.multi_vector is not None
         assert wanted.multi_vector is not None
         for rows, same in zip(found.multi_vector, wanted.multi_vector, strict=True):
