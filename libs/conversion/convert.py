@@ -48,6 +48,7 @@ def convert(root: Path, into: Path, steps: Sequence[Step], on_progress: OnProgre
 
     Raises ModelBroken naming the file that is refused, and NoCapacity where a retry may help.
     """
+    into.mkdir(parents=True, exist_ok=True)
     done = {one.source: one for one in read_record(into)}
     for step in steps:
         path = locate(root, step.source)

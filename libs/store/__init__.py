@@ -10,7 +10,7 @@ Order of reading: `libs/names.py`, `source.py`, `select.py`; `hub.py` and `objec
 from libs.conversion import TorchCheckpoints
 from libs.names import is_model_id
 from libs.store.cache import Copy
-from libs.store.local import LocalCopies
+from libs.store.local import LocalCopies, write_converted
 from libs.store.open import check_urls, default_root, open_copies, open_store
 from libs.store.source import Progress, Remote, RemoteFile, Source
 from libs.store.store import Store
@@ -29,4 +29,5 @@ __all__ = [
     "is_model_id",
     "open_copies",
     "open_store",
+    "write_converted",
 ]

@@ -18,12 +18,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from libs.catalog.checkpoint.files import locate
-from libs.conversion import TorchCheckpoints, convert, steps_of
+from libs.conversion import Converted, TorchCheckpoints, convert, steps_of
+from libs.conversion.convert import OnProgress
 from libs.conversion.plan import is_torch
-from libs.errors import ModelBroken, NoCapacity
+from libs.errors import InvalidInput, ModelBroken, NoCapacity
 from libs.store.cache import Cache, Copy, Listing
 from libs.store.select import select
 from libs.store.source import Progress, RemoteFile
@@ -146,6 +148,36 @@ class LocalCopies:
             raise NoCapacity(f"{plan.found.path} cannot be converted on this machine's disk: {error.strerror}") from error
         finally:
             lock.close()
+
+
+def write_converted(directory: Path, output: Path, on_progress: OnProgress) -> tuple[Converted, ...]:
+    """Writes a copy of a model's directory whose torch checkpoints are converted; `output` must not be there. Returns the
+    conversions: none, and nothing is written, if its weights are safetensors.
+
+    Raises ModelBroken naming a file that cannot be converted, InvalidInput if `output` is there, NoCapacity where it cannot be written.
+    """
+    if output.exists():
+        raise InvalidInput(f"{output} is there already: name a directory that is not", field="output")
+    found = _read(directory)
+    files = select(directory.resolve().name, found, is_adapter=False)
+    steps = steps_of(file.path for file in files)
+    if not steps:
+        return ()
+    sources = {step.source for step in steps}
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
+            made = Path(folder) / "made"
+            for file in files:
+                if file.path not in sources:
+                    target = made / file.path
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(found.locate(file), target)
+            done = convert(found.path, made, steps, on_progress)
+            made.rename(output)
+    except OSError as error:
+        raise NoCapacity(f"{output} cannot be written: {error.strerror}") from error
+    return done
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,10 @@ HOSTILE: Mapping[str, tuple[Callable[[], bytes], str]] = {
         lambda: saved({"w": torch.zeros(2), "x": _Call(os.system, f"touch {MARKER}")}, legacy=True),
         r"asks for 'posix\.system'",
     ),
-    "a stack global": (lambda: archive(pickle.dumps(_Call(os.system, f"touch {MARKER}"), 4), {}), "is not a pickle of tensors alone"),
+    "a stack global": (
+        lambda: archive(pickle.dumps(_Call(os.system, f"touch {MARKER}"), 4), {}),
+        "is not a pickle of tensors alone",
+    ),
     "a class of its own": (lambda: archive(b"\x80\x02cevil\nModel\n)\x81.", {}), r"asks for 'evil\.Model'"),
     "gigabytes of bytearray": (lambda: calling(bytearray, 1 << 36), "more memory"),
     "a storage of petabytes": (lambda: of((1 << 46,), (1,), count=1 << 46), "two sizes for the storage '0'"),

@@ -27,7 +27,6 @@ from libs.kernels.linear.packed import PackedLinear, must_widen
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.weights import HeadRule, LowRankUpdate, Rule, Spare, TensorFile, find
 
-
 # `base_model.model.` is PEFT's wrapper; an adapter's own name stands between lora_A and weight until PEFT takes it out.
 _NAME: Final = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<factor>[AB])(?:\.[\w-]+)?\.weight", re.ASCII)
 
