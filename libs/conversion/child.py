@@ -57,6 +57,8 @@ def main() -> None:
             _say(refused=str(error))
         except MemoryError:
             _say(refused=f"takes more than {MEMORY_BYTES >> 20} MiB of memory to read")
+        except Exception as error:  # whatever a damaged file makes libraries raise
+            _say(refused=f"is damaged: {type(error).__name__}: {str(error)[:200]}")
 
 
 def _work(kind: str) -> Work:

@@ -122,6 +122,7 @@ class _Storages:
 
 def warm() -> None:
     """Uses once what opens files or starts threads when it is first used."""
+    b"".decode("cp437")  # of zip's older names
     torch.set_num_threads(1)
     torch._utils._rebuild_tensor_v2(_without_data(4, torch.float32), 0, (2, 2), (2, 1), False, {})  # type: ignore[no-untyped-call]
     with mmap.mmap(-1, 16) as memory:

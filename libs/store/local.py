@@ -154,7 +154,8 @@ def write_converted(directory: Path, output: Path, on_progress: OnProgress) -> t
     """Writes a copy of a model's directory whose torch checkpoints are converted; `output` must not be there. Returns the
     conversions: none, and nothing is written, if its weights are safetensors.
 
-    Raises ModelBroken naming a file that cannot be converted, InvalidInput if `output` is there, NoCapacity where it cannot be written.
+    Raises ModelBroken naming a file that cannot be converted, InvalidInput if `output` is there, NoCapacity where it cannot be
+    written.
     """
     if output.exists():
         raise InvalidInput(f"{output} is there already: name a directory that is not", field="output")

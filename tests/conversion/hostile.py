@@ -47,7 +47,7 @@ class _Tensor:
     """Pickled as torch pickles a tensor, with whatever size and strides it is given."""
 
     def __init__(self, storage: _Storage, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> None:
-        self.parts = (storage, offset, size, stride, False, OrderedDict())
+        self.parts: tuple[object, ...] = (storage, offset, size, stride, False, OrderedDict())
 
     def __reduce__(self) -> tuple[object, ...]:
         return torch._utils._rebuild_tensor_v2, self.parts

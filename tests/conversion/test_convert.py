@@ -173,10 +173,10 @@ def test_a_child_that_the_system_ends_is_tried_again_later(tmp_path: Path, monke
         child.kill()
         return child
 
-    monkeypatch.setattr(process.subprocess, "Popen", killed)
+    monkeypatch.setattr(subprocess, "Popen", killed)
     with pytest.raises(NoCapacity, match=r"pytorch_model\.bin: its conversion was ended by the system"):
         convert(tmp_path, tmp_path, steps_of([SOURCE]), ignore)
-    monkeypatch.setattr(process.subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", start)
     convert(tmp_path, tmp_path, steps_of([SOURCE]), ignore)
 
 
@@ -192,7 +192,7 @@ def test_the_child_has_no_environment_of_ours(tmp_path: Path, monkeypatch: pytes
         assert os.getsid(child.pid) == child.pid
         return child
 
-    monkeypatch.setattr(process.subprocess, "Popen", watched)
+    monkeypatch.setattr(subprocess, "Popen", watched)
     convert(tmp_path, tmp_path, steps_of([SOURCE]), ignore)
     assert b"secret" not in seen[0]
     assert b"HOME" not in seen[0]
@@ -234,7 +234,7 @@ def test_a_conversion_holds_little_memory_whatever_the_file_has(form: str, tmp_p
         watches.append(_Watch(child.pid))
         return child
 
-    monkeypatch.setattr(process.subprocess, "Popen", watched)
+    monkeypatch.setattr(subprocess, "Popen", watched)
     convert(tmp_path, tmp_path, [Step("torch", SOURCE, OUTPUT)], ignore)
     watches[0].thread.join()
     print(f"{form}: RssAnon {watches[0].anonymous >> 20} MiB, VmHWM {watches[0].resident >> 20} MiB of {LARGE_BYTES >> 20} MiB")

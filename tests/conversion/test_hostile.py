@@ -1,4 +1,5 @@
-"""Hostile torch checkpoints: refused by name, by a child that is bounded; none of their code runs, and this process is not touched."""
+"""Hostile torch checkpoints: refused by name, by a child that is bounded; none of their code runs, and this process is not
+touched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Models whose weights the hub has as torch checkpoints alone, laid out as they are published: asked for by name through the mesh."""
+"""Models whose weights the hub has as torch checkpoints alone, laid out as they are published: asked for by name through the
+mesh."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ MAX_INDEXED_TENSORS: Final = 100_000
 _MAX_COMMAS: Final = 32 * MAX_TENSORS
 
 NOT_OPENED: Final = (
-    "torch checkpoints are pickles, which can run code, and are never opened where a model is loaded. The store converts them without "
-    "running any (SHOAL_TORCH_CHECKPOINTS=convert), and `shoal models convert DIR` does"
+    "torch checkpoints are pickles, which can run code, and are never opened where a model is loaded. The store converts them "
+    "without running any (SHOAL_TORCH_CHECKPOINTS=convert), and `shoal models convert DIR` does"
 )
 """The advice about a torch checkpoint that is still there when a model is read, for messages: "file: NOT_OPENED"."""
 

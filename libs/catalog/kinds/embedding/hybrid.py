@@ -1,7 +1,7 @@
 """Models with dense, sparse and multi-vector embeddings from one forward pass (BAAI/bge-m3), by two linear layers in extra files.
 
-FlagEmbedding, which trains them, writes the layers as torch checkpoints (`sparse_linear.pt`, `colbert_linear.pt`: `weight` and `bias`
-of a torch Linear). The store converts them to safetensors files of the same stems, which are served.
+FlagEmbedding, which trains them, writes the layers as torch checkpoints (`sparse_linear.pt`, `colbert_linear.pt`: `weight` and
+`bias` of a torch Linear). The store converts them to safetensors files of the same stems, which are served.
 """
 
 from __future__ import annotations
