@@ -27,7 +27,8 @@ _LARGE: Final = ("gigabytes of bytearray", "a million tensors", "a hundred thous
 
 _WORDS: Final = (
     b"cposix\nsystem\n", b"c__builtin__\neval\n", b"ctorch\nFloatStorage\n", b"ctorch._utils\n_rebuild_tensor_v2\n",
-    b"ccollections\nOrderedDict\n", b"R", b"\x81", b"b", b"Q", b"0", b"(", b"t", b"u.", b"\x8a\x08" + b"\xff" * 8, b"J\xff\xff\xff\x7f",
+    b"ccollections\nOrderedDict\n", b"R", b"\x81", b"b", b"Q", b"0", b"(", b"t", b"u.", b"\x8a\x08" + b"\xff" * 8,
+    b"J\xff\xff\xff\x7f",
     b"K\x00", b"]", b"}", b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06", b"archive/data/0", b"data.pkl",
 )  # fmt: skip
 _FORBIDDEN: Final = (
