@@ -1,7 +1,7 @@
 """Zero-shot relation models of the glirel package (GLiREL, arXiv 2501.03172): glirel_config.json, and a Card from it.
 
-The package's own checkpoints are a torch checkpoint, which the store converts, and a configuration that only names the encoder. Served
-is a directory with the encoder's configuration in glirel_config.json, and tokenizer.json (docs/api.md has the steps).
+The package's own checkpoints are a torch checkpoint, which the store converts, and a configuration that only names the encoder.
+Served is a directory with the encoder's configuration in glirel_config.json, and tokenizer.json (docs/api.md has the steps).
 """
 
 from __future__ import annotations
