@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +18,7 @@ from safetensors.torch import load_file
 from libs.conversion import Step, convert, process, read_record, steps_of
 from libs.conversion.convert import RECORD, file_sha256
 from libs.errors import ModelBroken, NoCapacity
+from tests.conversion.watching import watch_children
 
 SOURCE, OUTPUT = "pytorch_model.bin", "model.safetensors"
 MAX_BYTES = 256 << 20
@@ -198,27 +197,6 @@ def test_the_child_has_no_environment_of_ours(tmp_path: Path, monkeypatch: pytes
     assert b"HOME" not in seen[0]
 
 
-class _Watch:
-    """The most anonymous memory (RssAnon) and all resident memory (VmHWM) of a process, read until it ends."""
-
-    def __init__(self, pid: int) -> None:
-        self.anonymous = self.resident = 0
-        self._status = Path(f"/proc/{pid}/status")
-        self.thread = threading.Thread(target=self._read)
-        self.thread.start()
-
-    def _read(self) -> None:
-        while True:
-            try:
-                found = dict(re.findall(r"(RssAnon|VmHWM):\s+(\d+) kB", self._status.read_text()))
-            except OSError:
-                return
-            if not found:
-                return
-            self.anonymous = max(self.anonymous, int(found["RssAnon"]) << 10)
-            self.resident = max(self.resident, int(found["VmHWM"]) << 10)
-
-
 @pytest.mark.parametrize("form", ["zip", "stacked pickles", "transposed"])
 def test_a_conversion_holds_little_memory_whatever_the_file_has(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds are those of the issue: the largest tensor and 256 MiB. The numbers that are printed are in record 0016."""
@@ -226,15 +204,7 @@ def test_a_conversion_holds_little_memory_whatever_the_file_has(form: str, tmp_p
     state = {"large": large.t() if form == "transposed" else large, "small": torch.ones(10, 10)}
     torch.save(state, tmp_path / SOURCE, _use_new_zipfile_serialization=form != "stacked pickles")
     del large, state
-    watches: list[_Watch] = []
-    start = subprocess.Popen
-
-    def watched(*arguments: object, **options: object) -> object:
-        child = start(*arguments, **options)  # type: ignore[call-overload]
-        watches.append(_Watch(child.pid))
-        return child
-
-    monkeypatch.setattr(subprocess, "Popen", watched)
+    watches = watch_children(monkeypatch)
     convert(tmp_path, tmp_path, [Step("torch", SOURCE, OUTPUT)], ignore)
     watches[0].thread.join()
     print(f"{form}: RssAnon {watches[0].anonymous >> 20} MiB, VmHWM {watches[0].resident >> 20} MiB of {LARGE_BYTES >> 20} MiB")
