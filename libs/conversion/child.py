@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, BinaryIO, Final
 
-MEMORY_BYTES: Final = 256 << 20
+MEMORY_BYTES: Final = {"torch": 256 << 20, "tokenizer": 1 << 30}
 """Of address space, beyond the libraries and the mapping of the source."""
 
 EXTRA_BYTES: Final = 32 << 20
@@ -50,13 +50,13 @@ def main() -> None:
         if not size:
             return _say(refused="is empty")
         mapping = mmap.mmap(source_fd, 0, access=mmap.ACCESS_COPY)
-        confine(size, highest=highest_descriptor())
+        confine(size, MEMORY_BYTES[kind], highest=highest_descriptor())
         try:
             _say(report=asdict(work(source, mapping, output, Progress())))
         except Refused as error:
             _say(refused=str(error))
         except MemoryError:
-            _say(refused=f"takes more than {MEMORY_BYTES >> 20} MiB of memory to read")
+            _say(refused=f"takes more than {MEMORY_BYTES[kind] >> 20} MiB of memory to read")
         except Exception as error:  # whatever a damaged file makes libraries raise
             _say(refused=f"is damaged: {type(error).__name__}: {str(error)[:200]}")
 
@@ -68,6 +68,10 @@ def _work(kind: str) -> Work:
 
         tensors.warm()
         return tensors.convert
+    if kind == "tokenizer":
+        from libs.conversion import vocabularies
+
+        return vocabularies.convert
     raise ValueError(f"no such conversion: {kind}")
 
 
@@ -75,11 +79,11 @@ def highest_descriptor() -> int:
     return max(int(name) for name in os.listdir("/proc/self/fd"))
 
 
-def confine(size: int, highest: int) -> None:
+def confine(size: int, memory_bytes: int, highest: int) -> None:
     """Lowers the limits of this process for a source of `size` bytes; `highest`: the highest descriptor in use."""
     with open("/proc/self/statm", encoding="ascii") as statm:
         pages = int(statm.read().split()[0])
-    memory = pages * resource.getpagesize() + MEMORY_BYTES
+    memory = pages * resource.getpagesize() + memory_bytes
     for name, most in (
         ("RLIMIT_AS", memory),
         ("RLIMIT_CPU", CPU_SECONDS + size // BYTES_A_SECOND),

@@ -9,18 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from tempfile import TemporaryFile
+from typing import BinaryIO, Final
 
 from libs.catalog.checkpoint.files import locate, tensor_entries
-from libs.conversion.plan import VERSION, Step, index_of
+from libs.conversion.plan import VERSION, VOCABULARY_FILES, Step, index_of
 from libs.conversion.process import run
 from libs.errors import ModelBroken, NoCapacity
 
 RECORD: Final = ".shoal.conversion.json"
+MAX_VOCABULARY_BYTES: Final = 64 << 20
+"""Of the vocabulary of a folder with the files that describe it; the largest published one has 17 MB."""
 
 OnProgress = Callable[[str, int, int], None]
 """Called with the file that is converted, the bytes written, and those of its whole output."""
@@ -89,7 +93,7 @@ def _convert(step: Step, path: Path, into: Path, on_progress: OnProgress) -> Con
     output.parent.mkdir(parents=True, exist_ok=True)
     part.unlink(missing_ok=True)
     try:
-        with path.open("rb") as source, part.open("xb") as file:
+        with _opened(step, path) as source, part.open("xb") as file:
             report = run(step.kind, step.source, source, file, lambda done, total: on_progress(step.source, done, total))
         converted = _verified(step, path, into, part, report)
         part.rename(output)
@@ -100,6 +104,25 @@ def _convert(step: Step, path: Path, into: Path, on_progress: OnProgress) -> Con
             part.unlink(missing_ok=True)
     _sync(output.parent)
     return converted
+
+
+@contextmanager
+def _opened(step: Step, path: Path) -> Iterator[BinaryIO]:
+    """The file that the child reads: the source, or a bundle of all files that decide about a tokenizer, as JSON of base64."""
+    if step.kind != "tokenizer":
+        with path.open("rb") as source:
+            yield source
+        return
+    files = {name: path.with_name(name) for name in VOCABULARY_FILES if path.with_name(name).is_file()}
+    total = sum(file.stat().st_size for file in files.values())
+    if total > MAX_VOCABULARY_BYTES:
+        raise ModelBroken(
+            f"{step.source}: with the files beside it {total:,} bytes; at most {MAX_VOCABULARY_BYTES:,} are converted"
+        )
+    with TemporaryFile() as bundle:
+        bundle.write(json.dumps({name: b64encode(file.read_bytes()).decode() for name, file in files.items()}).encode())
+        bundle.seek(0)
+        yield bundle
 
 
 def _verified(step: Step, source: Path, into: Path, part: Path, report: Mapping[str, object]) -> Converted:
@@ -121,6 +144,21 @@ def _verified(step: Step, source: Path, into: Path, part: Path, report: Mapping[
                 left_out=[str(name) for name in left_out],
                 tied={str(name): str(equal) for name, equal in tied.items()},
                 converter=f"shoal {VERSION}, torch {torch}",
+            )
+        case {"sha256": str(digest), "tokens": int(tokens), "tokenizers": str(library)}:
+            if file_sha256(part) != digest:
+                raise ModelBroken(f"{step.source}: its conversion was not written as it was computed: the disk may be faulty")
+            return Converted(
+                source=step.source,
+                source_bytes=source.stat().st_size,
+                source_sha256=file_sha256(source),
+                output=step.output,
+                output_bytes=part.stat().st_size,
+                output_sha256=digest,
+                tensors=0,
+                left_out=[],
+                tied={},
+                converter=f"shoal {VERSION}, tokenizers {library}, {tokens} tokens",
             )
     raise ModelBroken(f"{step.source}: the report of its conversion cannot be read")
 

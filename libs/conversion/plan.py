@@ -13,8 +13,18 @@ from libs.errors import ModelBroken
 TorchCheckpoints = Literal["convert", "refuse"]
 """SHOAL_TORCH_CHECKPOINTS: what is done about weights that are published in torch's own formats alone."""
 
-Kind = Literal["torch"]
+Kind = Literal["torch", "tokenizer"]
 """A sort of conversion; `child.py` has a function for each."""
+
+WORDPIECE_FILE: Final = "vocab.txt"
+BPE_FILES: Final = ("vocab.json", "merges.txt")
+SENTENCEPIECE_FILES: Final = ("spm.model", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model", "sentencepiece.model")
+TOKENIZER: Final = "tokenizer.json"
+VOCABULARY_FILES: Final = (
+    *(WORDPIECE_FILE, *BPE_FILES, *SENTENCEPIECE_FILES),
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
+)
+"""All files of a folder that decide about its tokenizer."""
 
 VERSION: Final = 1
 """Of the conversion's rules. Recorded with each result; raise it when results change."""
@@ -97,8 +107,27 @@ def is_beside(name: str) -> bool:
 
 
 def steps_of(paths: Iterable[str]) -> tuple[Step, ...]:
-    """The conversion of each torch checkpoint among the selected files, in the order of their paths."""
-    return tuple(Step("torch", path, _output(path)) for path in sorted(paths) if is_torch(path))
+    """The conversion of each torch checkpoint among the selected files, in the order of their paths, then that of each folder's
+    vocabulary."""
+    found = sorted(paths)
+    folders: dict[str, list[str]] = {}
+    for path in found:
+        place = PurePosixPath(path)
+        folders.setdefault(str(place.parent), []).append(place.name)
+    tokenizers = [
+        Step("tokenizer", str(PurePosixPath(folder, name)), str(PurePosixPath(folder, TOKENIZER)))
+        for folder, names in folders.items()
+        if (name := vocabulary_of(names))
+    ]
+    return (*(Step("torch", path, _output(path)) for path in found if is_torch(path)), *tokenizers)
+
+
+def vocabulary_of(names: Collection[str]) -> str:
+    """The file with the vocabulary of a folder that has no fast tokenizer, of the names of its files; empty if none is needed."""
+    if TOKENIZER in names:
+        return ""
+    whole = next((name for name in (*SENTENCEPIECE_FILES, WORDPIECE_FILE) if name in names), "")
+    return whole or (BPE_FILES[0] if all(name in names for name in BPE_FILES) else "")
 
 
 def _output(path: str) -> str:

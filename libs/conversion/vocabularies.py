@@ -6,23 +6,22 @@ WordPiece of vocab.txt, byte-level BPE of vocab.json with merges.txt, and Unigra
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import mmap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
+import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from libs.conversion.archive import Refused
+from libs.conversion.plan import BPE_FILES, SENTENCEPIECE_FILES, WORDPIECE_FILE
 from libs.conversion.sentencepiece import BPE, CONTROL, UNIGRAM, USER_DEFINED, Pieces, read_pieces
 
-WORDPIECE_FILE: Final = "vocab.txt"
-BPE_FILES: Final = ("vocab.json", "merges.txt")
-SENTENCEPIECE_FILES: Final = ("spm.model", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model", "sentencepiece.model")
-SETTINGS_FILES: Final = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
-FILES: Final = (WORDPIECE_FILE, *BPE_FILES, *SENTENCEPIECE_FILES, *SETTINGS_FILES)
-"""All files that decide about the tokenizer of a folder."""
-
+_SETTINGS_FILES: Final = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
 _SPACE: Final = "▁"
 _SLOTS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_TOKENS: Final = 1 << 20
@@ -99,18 +98,29 @@ _MODEL_TYPES: Final[Mapping[str, str]] = {
 }  # fmt: skip
 
 
-def is_needed(names: Sequence[str]) -> bool:
-    """Whether a folder with these files has vocabulary files and no fast tokenizer."""
-    has_bpe = all(name in names for name in BPE_FILES)
-    has_any = WORDPIECE_FILE in names or has_bpe or any(name in names for name in SENTENCEPIECE_FILES)
-    return has_any and "tokenizer.json" not in names
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The report of a conversion: the output's digest, its number of tokens, and the version of the library that wrote it."""
+
+    sha256: str
+    tokens: int
+    tokenizers: str
+
+
+def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, on_progress: Callable[[int, int], None]) -> Made:
+    """Write the tokenizer.json of a bundle (`bundle_of`) to `output`. Raises Refused as `tokenizer_json`."""
+    files = {str(name): base64.b64decode(content) for name, content in json.load(source).items()}
+    made = tokenizer_json(files).encode()
+    on_progress(len(made), len(made))
+    output.write(made)
+    return Made(hashlib.sha256(made).hexdigest(), Tokenizer.from_buffer(made).get_vocab_size(), tokenizers.__version__)
 
 
 def tokenizer_json(files: Mapping[str, bytes]) -> str:
     """Return the tokenizer.json of a folder's vocabulary files.
 
     Args:
-        files: the contents of the folder's files by name; those that are not in FILES are not read.
+        files: the contents of the folder's files by name; those that are not in VOCABULARY_FILES are not read.
 
     Raises:
         Refused: for files that cannot be read, and for a tokenizer class without rules here.
@@ -150,7 +160,7 @@ class _Settings:
 
     @staticmethod
     def read(files: Mapping[str, bytes]) -> _Settings:
-        parsed = {name: _object(name, files[name]) for name in SETTINGS_FILES if name in files}
+        parsed = {name: _object(name, files[name]) for name in _SETTINGS_FILES if name in files}
         values, config = parsed.get("tokenizer_config.json", {}), parsed.get("config.json", {})
         name = _class_name(values, config)
         specials = {slot: _token(text, special=True) for slot, text in _CLASSES[name].specials.items()}

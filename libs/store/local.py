@@ -24,7 +24,7 @@ from typing import Final
 from libs.catalog.checkpoint.files import locate
 from libs.conversion import Converted, TorchCheckpoints, convert, steps_of
 from libs.conversion.convert import OnProgress
-from libs.conversion.plan import is_torch
+from libs.conversion.plan import is_torch, vocabulary_of
 from libs.errors import InvalidInput, ModelBroken, NoCapacity
 from libs.store.cache import Cache, Copy, Listing
 from libs.store.select import select
@@ -108,13 +108,14 @@ class LocalCopies:
     def _plan(self, directory: Path) -> _Plan | None:
         """How the directory is converted; None if it is read where it lies. Raises ModelBroken if it has no weights that are
         read."""
-        if self._torch_checkpoints == "refuse" or not any(is_torch(name) for name in _names(directory)):
+        has_torch = self._torch_checkpoints == "convert" and any(is_torch(name) for name in _names(directory))
+        if not has_torch and not vocabulary_of([path.name for path in directory.glob("*")]):
             return None
         found = _read(directory)
         try:
-            files = select(directory.name, found, is_adapter=False)
+            files = select(directory.name, found, is_adapter=False, torch_checkpoints=self._torch_checkpoints)
         except ModelBroken:
-            if any(file.path.endswith(".safetensors") for file in found.files):
+            if not has_torch or any(file.path.endswith(".safetensors") for file in found.files):
                 return None  # it may be of a layout that is read where it lies
             raise
         if not steps_of(file.path for file in files):

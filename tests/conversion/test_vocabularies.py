@@ -16,7 +16,8 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from libs.conversion.archive import Refused
-from libs.conversion.vocabularies import is_needed, tokenizer_json
+from libs.conversion.plan import vocabulary_of
+from libs.conversion.vocabularies import tokenizer_json
 from tests.support.texts import texts
 
 ODD = (
@@ -51,7 +52,7 @@ def same_ids(mine: Tokenizer, theirs: Tokenizer) -> None:
 
 def made_of(files: Mapping[str, bytes | object]) -> Tokenizer:
     contents = {name: value if isinstance(value, bytes) else json.dumps(value).encode() for name, value in files.items()}
-    assert is_needed(list(contents))
+    assert vocabulary_of(list(contents))
     return Tokenizer.from_str(tokenizer_json(contents))
 
 
