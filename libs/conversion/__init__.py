@@ -6,7 +6,7 @@ in the child: `child.py`, `archive.py` (formats), `tensors.py` (torch). Another 
 with its function in `child.py`.
 """
 
-from libs.conversion.convert import Converted, convert, outputs_of, read_record
+from libs.conversion.convert import Converted, convert, read_record
 from libs.conversion.plan import Step, TorchCheckpoints, steps_of
 
-__all__ = ["Converted", "Step", "TorchCheckpoints", "convert", "outputs_of", "read_record", "steps_of"]
+__all__ = ["Converted", "Step", "TorchCheckpoints", "convert", "read_record", "steps_of"]

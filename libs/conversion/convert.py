@@ -163,11 +163,6 @@ def _verified(step: Step, source: Path, into: Path, part: Path, report: Mapping[
     raise ModelBroken(f"{step.source}: the report of its conversion cannot be read")
 
 
-def outputs_of(steps: Sequence[Step]) -> tuple[str, ...]:
-    """The files that the conversion writes, as paths from the checkpoint's root: each step's, and indexes of shards."""
-    return tuple(dict.fromkeys(path for step in steps for path in (step.output, index_of(step)) if path))
-
-
 def _write_indexes(into: Path, steps: Sequence[Step]) -> None:
     """Writes model.safetensors.index.json for each folder whose weights are in shards. Raises ModelBroken for a tensor in two."""
     maps: dict[str, dict[str, str]] = {}

@@ -26,6 +26,9 @@ VOCABULARY_FILES: Final = (
 )
 """All files of a folder that decide about its tokenizer."""
 
+BASE_FOLDER: Final = "base_model"
+"""The files of the base model that a GLiNER directory needs."""
+
 VERSION: Final = 1
 """Of the conversion's rules. Recorded with each result; raise it when results change."""
 

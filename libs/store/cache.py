@@ -21,10 +21,10 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
-from libs.conversion import Step, outputs_of
+from libs.conversion import Step
 from libs.conversion.plan import is_torch
 from libs.errors import ModelBroken, NoCapacity
 from libs.store.download import done_bytes
@@ -187,11 +187,16 @@ class Cache:
     def finish_conversion(self, model: str, listing: Listing, steps: Sequence[Step]) -> None:
         """Records the outputs of a model's conversions in place of their sources, then removes these. The caller holds its lock."""
         incoming = self._incoming / model
+        root = incoming / "files"
         sources = {step.source for step in steps}
-        outputs = [RemoteFile(path, (incoming / "files" / path).stat().st_size) for path in outputs_of(steps)]
-        kept = [file for file in listing.files if file.path not in sources]
+        digests = {file.path: file.digest for file in listing.files}
+        files = [
+            RemoteFile(path, (root / path).stat().st_size, digests.get(path, ""))
+            for path in sorted(str(found.relative_to(root)) for found in root.rglob("*") if found.is_file())
+            if path not in sources and not PurePosixPath(path).name.startswith(".")
+        ]
         part = incoming / f"{_RECORD}.part"
-        Listing(listing.origin, listing.revision, (*kept, *outputs)).write(part)
+        Listing(listing.origin, listing.revision, tuple(files)).write(part)
         part.rename(incoming / _RECORD)
         _sync(incoming)
         for path in sources:

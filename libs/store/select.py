@@ -15,7 +15,7 @@ from libs.catalog.checkpoint.files import Config
 from libs.catalog.kinds.extraction import gliner, gliner2, glirel
 from libs.catalog.kinds.scoring import laya
 from libs.catalog.kinds.vision import images
-from libs.conversion.plan import TorchCheckpoints, beside, is_beside, torch_weights
+from libs.conversion.plan import BASE_FOLDER, TorchCheckpoints, beside, is_beside, torch_weights
 from libs.errors import ModelBroken
 from libs.store.source import Remote, RemoteFile
 
@@ -39,6 +39,7 @@ _TEXT_FOLDERS: Final = (
     str(PurePosixPath(gliner2.ENCODER_FILE).parent),
     laya.ENCODER_FOLDER,
     laya.TOKENIZER_FOLDER,
+    BASE_FOLDER,
 )
 """Beside a module: GLiNER's second tokenizer, transformers' named templates, the encoder's configuration of GLiNER2 and laya, and
 laya's tokenizer."""

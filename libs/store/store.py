@@ -8,13 +8,15 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from libs.catalog.checkpoint import adapter as lora
-from libs.conversion import TorchCheckpoints, convert, steps_of
+from libs.conversion import TorchCheckpoints, convert, gliner, steps_of
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity, ShoalError
 from libs.names import is_model_id
+from libs.store.base import with_base_model
 from libs.store.cache import Cache, Copy, Listing
 from libs.store.download import Transfer, download, patiently
 from libs.store.local import LocalCopies, Report
@@ -119,23 +121,28 @@ class Store:
             return found
         if is_adapter and all(file.path != lora.FILE for file in found.files):
             raise ModelNotFound(f"{model} in {found.origin} is no adapter: it has no {lora.FILE}", field="adapter")
-        files = patiently(lambda: select(model, found, is_adapter=is_adapter, torch_checkpoints=self._torch_checkpoints), pauses)
-        directory = found.on_disk(files)
+        remote = found if is_adapter else patiently(partial(with_base_model, model, found, source), pauses)
+        files = patiently(lambda: select(model, remote, is_adapter=is_adapter, torch_checkpoints=self._torch_checkpoints), pauses)
+        directory = remote.on_disk(files)
         if directory is not None:
             return directory
         started = time.monotonic()
-        listing = Listing.of(found, files)
+        listing = Listing.of(remote, files)
         incoming = self._cache.begin(model, listing, self._budget_bytes)
         if not self._cache.is_converted(model):
-            download(found, files, incoming, self._transfer, report)
+            download(remote, files, incoming, self._transfer, report)
             steps = steps_of(file.path for file in files)
             if steps:
                 convert(incoming, incoming, steps, lambda name, done, total: None)
+            needs_base = gliner.is_needed(incoming)
+            if needs_base:
+                gliner.complete(incoming)
+            if steps or needs_base:
                 self._cache.finish_conversion(model, listing, steps)
         self._cache.publish(model)
         seconds = time.monotonic() - started
         told = fields(
-            {"model": model, "origin": found.origin, "revision": found.revision, "bytes": listing.bytes, "seconds": seconds}
+            {"model": model, "origin": remote.origin, "revision": remote.revision, "bytes": listing.bytes, "seconds": seconds}
         )
         log.info("model fetched", extra=told)
         return None
