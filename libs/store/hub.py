@@ -28,6 +28,7 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type:
 from libs.catalog.checkpoint import adapter
 from libs.catalog.checkpoint.files import tensor_files
 from libs.catalog.kinds.vision.images import OPEN_CLIP_WEIGHTS
+from libs.conversion.plan import is_torch
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity
 from libs.names import split_revision
 from libs.store.select import CONFIGS
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 _BUSY: Final = (408, 425, 429)
-_CACHED: Final = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "artifact.metadata"]
+_CACHED: Final = ["*.safetensors", "*.bin", "*.pt", "*.json", "*.txt", "*.model", "*.jinja", "artifact.metadata"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Hub:
     def _cached(self, model: str) -> Path | None:
         """A complete snapshot, as far as the cache can tell: it does not know of files that no program ever requested.
 
-        None if it has no configuration of a model or an adapter. Raises ModelBroken if its weights are missing or only pickle.
+        None if it has no configuration of a model or an adapter. Raises ModelBroken if its weights are missing.
         """
         name, revision = split_revision(model)
         try:
@@ -104,7 +105,7 @@ class Hub:
         names = {path.name for path in snapshot.iterdir()}
         if not names & {adapter.FILE, *CONFIGS}:
             return None
-        if not names & {"modules.json", adapter.WEIGHTS, OPEN_CLIP_WEIGHTS}:
+        if not names & {"modules.json", adapter.WEIGHTS, OPEN_CLIP_WEIGHTS} and not any(map(is_torch, names)):
             tensor_files(snapshot, "")
         return snapshot
 

@@ -9,8 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from libs.conversion import TorchCheckpoints
 from libs.errors import InvalidInput
 from libs.store.cache import Cache
+from libs.store.local import LocalCopies
 from libs.store.source import Source
 from libs.store.store import Store
 
@@ -50,7 +52,7 @@ def _check(url: str) -> None:
         raise InvalidInput(f"SHOAL_STORES: {url} needs {library}: pip install '{extra}'", field="SHOAL_STORES")
 
 
-def open_store(urls: tuple[str, ...], root: Path, budget_bytes: int) -> Store:
+def open_store(urls: tuple[str, ...], root: Path, budget_bytes: int, torch_checkpoints: TorchCheckpoints = "convert") -> Store:
     """The store of these sources. `budget_bytes` 0: nine tenths of the disk's free space now plus the bytes of present copies.
 
     Raises InvalidInput if `root` cannot be written.
@@ -59,8 +61,16 @@ def open_store(urls: tuple[str, ...], root: Path, budget_bytes: int) -> Store:
         cache = Cache(root)
     except OSError as error:
         raise InvalidInput(f"SHOAL_STORE_DIR: {root} cannot be used: {error.strerror}", field="SHOAL_STORE_DIR") from error
-    budget = budget_bytes or int((shutil.disk_usage(root).free + cache.used_bytes()) * _DISK_SHARE)
-    return Store([_open(url) for url in urls], cache, budget)
+    return Store([_open(url) for url in urls], cache, _budget(cache, budget_bytes), torch_checkpoints=torch_checkpoints)
+
+
+def open_copies(root: Path, budget_bytes: int, torch_checkpoints: TorchCheckpoints = "convert") -> LocalCopies:
+    """The converted copies of directories outside the store, in its folder, which is created with the first of them."""
+    return LocalCopies(root, lambda: _budget(Cache(root), budget_bytes), torch_checkpoints)
+
+
+def _budget(cache: Cache, budget_bytes: int) -> int:
+    return budget_bytes or int((shutil.disk_usage(cache.root).free + cache.used_bytes()) * _DISK_SHARE)
 
 
 def _open(url: str) -> Source:

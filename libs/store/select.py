@@ -1,10 +1,12 @@
-"""Selects the files of a model to fetch: those needed to serve it, none that could hold code. Decided before any weights are
-fetched."""
+"""Selects the files of a model to fetch: those needed to serve it, none that are run. Decided before any weights are fetched.
+
+Weights are safetensors where a folder has them, else torch checkpoints, which are converted once (`libs/conversion`)."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -13,6 +15,7 @@ from libs.catalog.checkpoint.files import Config
 from libs.catalog.kinds.extraction import gliner, gliner2, glirel
 from libs.catalog.kinds.scoring import laya
 from libs.catalog.kinds.vision import images
+from libs.conversion.plan import BASE_FOLDER, TorchCheckpoints, beside, is_beside, torch_weights
 from libs.errors import ModelBroken
 from libs.store.source import Remote, RemoteFile
 
@@ -22,10 +25,6 @@ _TEXTS: Final = (".json", ".txt", ".model", ".jinja")
 
 _METADATA: Final = "artifact.metadata"
 """The settings of Stanford's ColBERT."""
-
-_PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5")
-_NO_WEIGHTS: Final = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state.*|random_states.*)\.\w+")
-"""Files left behind by training; they do not count as pickled weights."""
 
 _DUPLICATES: Final = re.compile(r"consolidated.*\.safetensors")
 """Mistral's second copy of the weights, in its own format."""
@@ -40,6 +39,7 @@ _TEXT_FOLDERS: Final = (
     str(PurePosixPath(gliner2.ENCODER_FILE).parent),
     laya.ENCODER_FOLDER,
     laya.TOKENIZER_FOLDER,
+    BASE_FOLDER,
 )
 """Beside a module: GLiNER's second tokenizer, transformers' named templates, the encoder's configuration of GLiNER2 and laya, and
 laya's tokenizer."""
@@ -47,33 +47,35 @@ laya's tokenizer."""
 CONFIGS: Final = ("config.json", "modules.json", gliner.FILE, glirel.FILE, laya.FILE, images.OPEN_CLIP)
 """A directory with one of these is a checkpoint."""
 
-_ADVICE: Final = {gliner.FILE: gliner.ADVICE, glirel.FILE: glirel.ADVICE}
-"""How to convert the pickles of packages with a configuration of their own."""
+_ANY_ADVICE: Final = "`shoal models convert DIR` writes model.safetensors"
 
-_ANY_ADVICE: Final = (
-    "Convert it once, where you trust it: `AutoModel.from_pretrained(...).save_pretrained(...)` of transformers writes "
-    "model.safetensors"
-)
+_OTHERS: Final = (".pkl", ".pickle", ".msgpack", ".h5", ".onnx", ".gguf")
+"""Endings of weights in formats that are not converted."""
 
 _MAX_LIST_BYTES: Final = 1_000_000
 
 
-def select(model: str, remote: Remote, *, is_adapter: bool = True) -> tuple[RemoteFile, ...]:
-    """The files to fetch: configuration, vocabulary and safetensors of the root and of the folders of its modules; for an adapter
-    its own two files, and those of its processor and tokenizer unless it is wanted as one (`is_adapter`) of a model that has these.
+def select(
+    model: str, remote: Remote, *, is_adapter: bool = True, torch_checkpoints: TorchCheckpoints = "convert"
+) -> tuple[RemoteFile, ...]:
+    """The files to fetch: configuration, vocabulary and weights of the root and of the folders of its modules; for an adapter its
+    own two files, and those of its processor and tokenizer unless it is wanted as one (`is_adapter`) of a model that has these.
 
-    Raises ModelBroken if there is no configuration, or if weights are there only as pickle; NoCapacity as `Remote.read` does.
+    Raises ModelBroken if there is no configuration, or if weights are there only in a format that is not read; NoCapacity as
+    `Remote.read` does.
     """
     by_path = _by_path(model, remote)
+    can_convert = torch_checkpoints == "convert"
     if adapter.FILE in by_path and not any(name in by_path for name in adapter.MODEL_WEIGHTS):
-        return _adapter_files(model, remote, by_path, is_adapter=is_adapter)
+        return _adapter_files(model, remote, by_path, is_adapter=is_adapter, can_convert=can_convert)
     if not any(name in by_path for name in CONFIGS):
         raise ModelBroken(f"config.json: missing from {model} in {remote.origin}")
     folders = _module_folders(remote, by_path)
-    weights = [file for file in remote.files if _folder(file) in folders and _is_weights(file)]
-    weights = _of_one_layout(remote, by_path, weights)
+    safe = [file for file in remote.files if _folder(file) in folders and _is_weights(file)]
+    safe = _of_one_layout(remote, by_path, safe)
+    weights = [*safe]
     for folder in sorted(folders):
-        _refuse_pickles(model, remote, folder, has_weights=any(_folder(file) == folder for file in weights))
+        weights += _torch_files(model, remote, by_path, folder, safe, can_convert=can_convert)
     if not weights:
         raise ModelBroken(f"model.safetensors: missing from {model} in {remote.origin}")
     places = {"", *folders, *(_inside(folder, name) for folder in folders for name in _TEXT_FOLDERS)}
@@ -98,14 +100,17 @@ def _by_path(model: str, remote: Remote) -> dict[str, RemoteFile]:
     return found
 
 
-def _adapter_files(model: str, remote: Remote, by_path: dict[str, RemoteFile], *, is_adapter: bool) -> tuple[RemoteFile, ...]:
+def _adapter_files(
+    model: str, remote: Remote, by_path: dict[str, RemoteFile], *, is_adapter: bool, can_convert: bool
+) -> tuple[RemoteFile, ...]:
     """The two files of a LoRA adapter, whatever else its repository holds (training checkpoints), and its texts if it is to be
     merged into its base."""
-    if adapter.WEIGHTS not in by_path:
-        has_pickle = any(not _folder(file) and _is_pickle(file) for file in remote.files)
-        advice = ". Pickled weights are neither downloaded nor opened; PEFT's save_pretrained converts them" if has_pickle else ""
-        raise ModelBroken(f"{adapter.WEIGHTS}: missing from {model} in {remote.origin}{advice}")
-    own = (by_path[adapter.FILE], by_path[adapter.WEIGHTS])
+    weights = by_path.get(adapter.WEIGHTS) or by_path.get(adapter.TORCH_WEIGHTS)
+    if weights is None:
+        raise ModelBroken(f"{adapter.WEIGHTS}: missing from {model} in {remote.origin}")
+    if weights.path == adapter.TORCH_WEIGHTS and not can_convert:
+        raise _refused(model, remote, weights.path)
+    own = (by_path[adapter.FILE], weights)
     if is_adapter:
         return own
     texts = [file for file in by_path.values() if not _folder(file) and _is_text(file) and file not in own]
@@ -124,12 +129,18 @@ def _is_weights(file: RemoteFile) -> bool:
 
 def _of_one_layout(remote: Remote, by_path: dict[str, RemoteFile], weights: list[RemoteFile]) -> list[RemoteFile]:
     """Without the copy of the weights that would not be read, of a repository that has open_clip's layout beside transformers'."""
-    if images.OPEN_CLIP not in by_path or images.OPEN_CLIP_WEIGHTS not in by_path:
+    if images.OPEN_CLIP_WEIGHTS not in by_path or images.OPEN_CLIP not in by_path:
         return weights
+    is_open_clip = _is_open_clip(remote, by_path)
+    return [file for file in weights if (file.path == images.OPEN_CLIP_WEIGHTS) == is_open_clip]
+
+
+def _is_open_clip(remote: Remote, by_path: dict[str, RemoteFile]) -> bool:
+    """Whether the weights in open_clip's layout are the ones that are read."""
+    if images.OPEN_CLIP not in by_path:
+        return False
     config = _json(remote, by_path["config.json"]) if "config.json" in by_path else None
-    if images.describes_towers(Config("config.json", config) if isinstance(config, dict) else None):
-        return [file for file in weights if file.path != images.OPEN_CLIP_WEIGHTS]
-    return [file for file in weights if file.path == images.OPEN_CLIP_WEIGHTS]
+    return not images.describes_towers(Config("config.json", config) if isinstance(config, dict) else None)
 
 
 def _is_text(file: RemoteFile) -> bool:
@@ -141,20 +152,39 @@ def _is_safe(path: str) -> bool:
     return all(_SAFE_PART.fullmatch(part) for part in path.split("/"))
 
 
-def _refuse_pickles(model: str, remote: Remote, folder: str, *, has_weights: bool) -> None:
-    pickles = sorted(file.path for file in remote.files if _folder(file) == folder and _is_pickle(file))
-    if pickles and not has_weights:
-        own = next((_ADVICE[file.path] for file in remote.files if file.path in _ADVICE), "")
+def _torch_files(
+    model: str,
+    remote: Remote,
+    by_path: dict[str, RemoteFile],
+    folder: str,
+    safe: Sequence[RemoteFile],
+    *,
+    can_convert: bool,
+) -> list[RemoteFile]:
+    """The torch checkpoints to convert in a folder: its weights, if it has none as safetensors, and files in addition to them.
+
+    Raises ModelBroken if weights are there only in a format that is not read, or as torch checkpoints where these are refused.
+    """
+    names = {PurePosixPath(path).name for path in by_path if _folder(by_path[path]) == folder}
+    more = beside(names) if not folder else ()
+    has_weights = any(_folder(file) == folder and not is_beside(PurePosixPath(file.path).name) for file in safe)
+    main = () if has_weights else torch_weights(names, is_open_clip=not folder and _is_open_clip(remote, by_path))
+    if main and not can_convert:
+        raise _refused(model, remote, _inside(folder, main[0]))
+    others = sorted(name for name in names if name.endswith(_OTHERS))
+    if others and not main and not has_weights:
         raise ModelBroken(
-            f"{pickles[0]}: {model} has these weights in {remote.origin} only as pickle. Pickle files can run code and are neither "
-            f"downloaded nor opened. {own or _ANY_ADVICE}. Then put the directory into a folder of SHOAL_MODELS or a store of your "
-            "own"
+            f"{_inside(folder, others[0])}: {model} has these weights in {remote.origin} in a format that is not read; safetensors "
+            "and torch checkpoints are"
         )
+    return [by_path[_inside(folder, name)] for name in (*main, *(more if can_convert else ()))]
 
 
-def _is_pickle(file: RemoteFile) -> bool:
-    name = PurePosixPath(file.path).name
-    return name.endswith(_PICKLES) and not _NO_WEIGHTS.fullmatch(name)
+def _refused(model: str, remote: Remote, path: str) -> ModelBroken:
+    return ModelBroken(
+        f"{path}: {model} has these weights in {remote.origin} only as a torch checkpoint, a pickle, and this worker converts none "
+        f"(SHOAL_TORCH_CHECKPOINTS=refuse). {_ANY_ADVICE}; put the directory into a folder of SHOAL_MODELS or a store of your own"
+    )
 
 
 def _module_folders(remote: Remote, by_path: dict[str, RemoteFile]) -> set[str]:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from libs.catalog.checkpoint import adapter as lora
+from libs.conversion import TorchCheckpoints, convert, gliner, steps_of
 from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, NoCapacity, ShoalError
 from libs.names import is_model_id
-from libs.store.cache import Cache, Listing, Lock
+from libs.store.base import with_base_model
+from libs.store.cache import Cache, Copy, Listing
 from libs.store.download import Transfer, download, patiently
+from libs.store.local import LocalCopies, Report
 from libs.store.select import select
-from libs.store.source import OutOfReach, Progress, Source
+from libs.store.source import OutOfReach, Source
 from libs.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
@@ -25,41 +29,23 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.1
 """How often a process that waits for another one's download polls its progress."""
 
-Report = Callable[[Progress], None]
-
-
-class Copy:
-    """A model's directory, protected from eviction until `close`. `base`: of a model that is an adapter of another, this other."""
-
-    def __init__(self, directory: Path, lock: Lock | None = None, base: Copy | None = None) -> None:
-        self.directory = directory
-        self._lock = lock
-        self._base = base
-
-    def over(self, base: Copy) -> Copy:
-        """The same, of an adapter whose base model is `base`; closes both."""
-        return Copy(self.directory, self._lock, base)
-
-    @property
-    def base(self) -> Path | None:
-        """The directory of the model that this one is an adapter of; None for a model of its own."""
-        return None if self._base is None else self._base.directory
-
-    def close(self) -> None:
-        """The directories may be evicted from now on. Idempotent."""
-        if self._lock is not None:
-            self._lock.close()
-        if self._base is not None:
-            self._base.close()
-
 
 class Store:
     """Thread-safe and single-flight: however many threads and processes of this node ask for a model, it is fetched once."""
 
-    def __init__(self, sources: Sequence[Source], cache: Cache, budget_bytes: int, transfer: Transfer | None = None) -> None:
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        cache: Cache,
+        budget_bytes: int,
+        transfer: Transfer | None = None,
+        torch_checkpoints: TorchCheckpoints = "convert",
+    ) -> None:
         self._sources = sources
         self._cache = cache
         self._budget_bytes = budget_bytes
+        self._torch_checkpoints: TorchCheckpoints = torch_checkpoints
+        self._local = LocalCopies(cache.root, lambda: budget_bytes, torch_checkpoints)
         self._transfer = transfer or Transfer()
         self._mutex = threading.Lock()
         # Mutable state: fetches in progress in this process; each results in None, or in a directory outside the store.
@@ -86,7 +72,7 @@ class Store:
                     return copy
                 directory = self._fetch_once(model, report, is_adapter)
                 if directory is not None:
-                    return Copy(directory)
+                    return self._local.find(directory, report)
         except OSError as error:  # usually a full disk: not a fault of the model
             raise NoCapacity(f"{model} cannot be written to this worker's disk: {error.strerror}") from error
 
@@ -139,18 +125,28 @@ class Store:
             return found
         if is_adapter and all(file.path != lora.FILE for file in found.files):
             raise ModelNotFound(f"{model} in {found.origin} is no adapter: it has no {lora.FILE}", field="adapter")
-        files = patiently(lambda: select(model, found, is_adapter=is_adapter), pauses)
-        directory = found.on_disk(files)
+        remote = found if is_adapter else patiently(partial(with_base_model, model, found, source), pauses)
+        files = patiently(lambda: select(model, remote, is_adapter=is_adapter, torch_checkpoints=self._torch_checkpoints), pauses)
+        directory = remote.on_disk(files)
         if directory is not None:
             return directory
         started = time.monotonic()
-        listing = Listing.of(found, files)
+        listing = Listing.of(remote, files)
         incoming = self._cache.begin(model, listing, self._budget_bytes)
-        download(found, files, incoming, self._transfer, report)
+        if not self._cache.is_converted(model):
+            download(remote, files, incoming, self._transfer, report)
+            steps = steps_of(file.path for file in files)
+            if steps:
+                convert(incoming, incoming, steps, lambda name, done, total: None)
+            needs_base = gliner.is_needed(incoming)
+            if needs_base:
+                gliner.complete(incoming)
+            if steps or needs_base:
+                self._cache.finish_conversion(model, listing, steps)
         self._cache.publish(model)
         seconds = time.monotonic() - started
         told = fields(
-            {"model": model, "origin": found.origin, "revision": found.revision, "bytes": listing.bytes, "seconds": seconds}
+            {"model": model, "origin": remote.origin, "revision": remote.revision, "bytes": listing.bytes, "seconds": seconds}
         )
         log.info("model fetched", extra=told)
         return None

@@ -21,7 +21,7 @@ import uvloop
 from libs import memory
 from libs.eviction import POLICIES
 from libs.serving import serving
-from libs.store import open_store
+from libs.store import open_copies, open_store
 from libs.telemetry.exposition import serving_metrics
 from libs.telemetry.logs import fields
 from services.worker.heartbeat import Heartbeat
@@ -269,9 +269,17 @@ class Worker:
 
 
 def _residency(settings: Settings, device: Device, tasks: asyncio.TaskGroup, *, changed: Callable[[], None]) -> Residency:
-    store = open_store(settings.stores, settings.store_dir, settings.store_bytes) if settings.stores else None
+    place = (settings.store_dir, settings.store_bytes, settings.torch_checkpoints)
+    store = open_store(settings.stores, *place) if settings.stores else None
     return Residency(
-        ModelFiles(settings.models, store, settings.catalog, item_bytes=device.item_bytes, has_int8=device.has_int8),
+        ModelFiles(
+            settings.models,
+            store,
+            settings.catalog,
+            item_bytes=device.item_bytes,
+            has_int8=device.has_int8,
+            copies=open_copies(*place),
+        ),
         device,
         tasks,
         clock=time.monotonic,

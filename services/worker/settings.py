@@ -16,12 +16,13 @@ from libs.catalog.overrides import Catalog
 from libs.environment import LOG_LEVELS, LogLevel, check, check_name, choice, integer, number, random_id
 from libs.errors import InvalidInput
 from libs.eviction import DEFAULT, POLICIES
-from libs.store import check_urls, default_root
+from libs.store import TorchCheckpoints, check_urls, default_root
 from services.worker.machine.disk import Shelf, parse_shelves
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 DtypeChoice = Literal["auto", "bfloat16", "float32", "int8"]
 DEVICES: tuple[DeviceChoice, ...] = ("auto", "cpu", "cuda")
+TORCH_CHECKPOINTS: tuple[TorchCheckpoints, ...] = ("convert", "refuse")
 DTYPES: tuple[DtypeChoice, ...] = ("auto", "bfloat16", "float32", "int8")
 _SPOT = re.compile(r"none|aws|gcp|file:/.+")
 
@@ -42,6 +43,8 @@ class Settings:
     """The directory of fetched models. Shared by the workers of a node."""
     store_bytes: int = 0
     """Disk budget of that directory. 0: 90 % of the disk space that is free at the start."""
+    torch_checkpoints: TorchCheckpoints = "convert"
+    """What is done about weights that are there only as torch checkpoints: they are converted once, or the model is refused."""
     catalog: Catalog = field(default_factory=Catalog)
     """Overrides of what models' files say: shipped cards and those of SHOAL_CATALOG's folders."""
     device: DeviceChoice = "auto"
@@ -118,6 +121,7 @@ class Settings:
             stores=check_urls(environ.get("SHOAL_STORES", "")),
             store_dir=Path(environ.get("SHOAL_STORE_DIR") or default_root(environ)),
             store_bytes=integer(environ, "SHOAL_STORE_BYTES", 0),
+            torch_checkpoints=choice(environ, "SHOAL_TORCH_CHECKPOINTS", "convert", TORCH_CHECKPOINTS),
             catalog=read_catalog(parse_folders(environ.get("SHOAL_CATALOG", ""))),
             device=choice(environ, "SHOAL_DEVICE", "auto", DEVICES),
             dtype=choice(environ, "SHOAL_DTYPE", "auto", DTYPES),

@@ -333,7 +333,7 @@ def test_complaints_name_the_file_and_the_key(tmp_path: Path, files: Files, mess
 def test_pickles_are_refused_with_advice(tmp_path: Path) -> None:
     directory = write(tmp_path, {})
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-    with pytest.raises(ModelBroken, match=r"pytorch_model\.bin: pickle files can run code.*save_pretrained"):
+    with pytest.raises(ModelBroken, match=r"pytorch_model\.bin: torch checkpoints are pickles.*shoal models convert"):
         read_card(directory, "org/name")
 
 

@@ -61,7 +61,18 @@ class Internal(Broken):
 def all_targets(names: Collection[str] = ()) -> Mapping[str, Target]:
     """By name; no more than are needed to have those of `names`, since importing all of them takes a while."""
     found: dict[str, Target] = {}
-    for module in ("stores", "decoders", "images", "documents", "dialects", "wire", "checkpoints", "calls", "amplification"):
+    for module in (
+        "stores",
+        "decoders",
+        "images",
+        "documents",
+        "torch_files",
+        "dialects",
+        "wire",
+        "checkpoints",
+        "calls",
+        "amplification",
+    ):
         if names and set(names) <= found.keys():
             break
         for target in targets_of(f"tests.fuzz.{module}"):

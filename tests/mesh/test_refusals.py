@@ -75,7 +75,7 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...]]] = {
         ("model.safetensors", WEIGHT, "[3, 64]", "[128, 64]"),
     ),
     "truncated": (cut_short, ("model.safetensors", "truncated")),
-    "pickle": (pickled, ("pytorch_model.bin", "pickle", "safetensors")),
+    "pickle": (pickled, ("pytorch_model.bin", "plain pickle")),
     "own-code": (own_code, ("config.json", "auto_map", "never run")),
     "own-module": (own_module, ("modules.json", "own_module.Pooling")),
     "unknown-architecture": (config(model_type="mamba9"), ("config.json", "model_type", "mamba9")),

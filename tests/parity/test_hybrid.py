@@ -216,7 +216,7 @@ def test_pickled_layers_are_left_alone(tmp_path: Path) -> None:
     card = load(write_m3(tmp_path, pickled=True)).card
     assert (card.kind, card.representations) == ("dense", ("dense",))
     assert [note.partition(":")[0] for note in card.notes] == ["sparse_linear.pt", "colbert_linear.pt"]
-    assert "save_file" in card.notes[0]
+    assert "`shoal models convert DIR`" in card.notes[0]
 
 
 @pytest.mark.parametrize(

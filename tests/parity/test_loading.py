@@ -169,7 +169,7 @@ def test_configurations_that_cannot_be_served_are_refused(message: str, tmp_path
 
 def test_pickles_are_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"never read")
-    with pytest.raises(ModelBroken, match=r"pytorch_model\.bin: .*convert"):
+    with pytest.raises(ModelBroken, match=r"pytorch_model\.bin: torch checkpoints are pickles.*shoal models convert"):
         TensorFile.open(tmp_path)
 
 

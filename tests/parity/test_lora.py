@@ -311,7 +311,7 @@ def test_files_that_are_missing_pickled_or_damaged(base: PackedModel, sound: Pat
     with pytest.raises(ModelBroken, match=r"adapter_model\.safetensors: no such file"):
         base.add_adapter("a", sound)
     (sound / "adapter_model.bin").write_bytes(b"\x80")
-    with pytest.raises(ModelBroken, match=r"adapter_model\.bin: pickled weights are never loaded"):
+    with pytest.raises(ModelBroken, match=r"adapter_model\.bin: torch checkpoints are pickles"):
         base.add_adapter("a", sound)
     weights.write_bytes(content[:100])
     with pytest.raises(ModelBroken, match=r"adapter_model\.safetensors: truncated"):

@@ -1,7 +1,7 @@
 """The published models that are run, each with what its answers are compared with: small ones, every family that reads or writes.
 
 Left out, because the smallest that is published needs more memory or a licence first: gemma, gemma3_text, mistral, mbart, mt5, and
-what the catalogue says to convert from pickle (GLiNER).
+models whose repositories lack files (GLiNER).
 """
 
 from __future__ import annotations

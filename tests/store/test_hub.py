@@ -118,17 +118,17 @@ def test_a_file_that_never_fits_its_digest_is_refused(
     assert published(root) == []
 
 
-def test_pickle_is_refused_before_a_byte_of_it_moves(hub: FakeHub, model: Path, make_store: MakeStore) -> None:
+def test_where_torch_checkpoints_are_refused_no_byte_of_one_moves(hub: FakeHub, model: Path, make_store: MakeStore) -> None:
     (model / "model.safetensors").unlink()
-    with pytest.raises(ModelBroken, match=r"pytorch_model\.bin: .* only as pickle.*save_pretrained"):
-        make_store().get(MODEL, ignore)
+    with pytest.raises(ModelBroken, match=r"pytorch_model\.bin: .*SHOAL_TORCH_CHECKPOINTS=refuse.*shoal models convert"):
+        make_store(torch_checkpoints="refuse").get(MODEL, ignore)
     assert set(hub.sent) == {"modules.json"}
 
 
-def test_a_module_that_is_pickle_is_refused_too(hub: FakeHub, model: Path, make_store: MakeStore) -> None:
+def test_where_torch_checkpoints_are_refused_a_module_s_is_too(hub: FakeHub, model: Path, make_store: MakeStore) -> None:
     (model / "2_Dense" / "model.safetensors").rename(model / "2_Dense" / "pytorch_model.bin")
     with pytest.raises(ModelBroken, match=r"2_Dense/pytorch_model\.bin"):
-        make_store().get(MODEL, ignore)
+        make_store(torch_checkpoints="refuse").get(MODEL, ignore)
     assert set(hub.sent) == {"modules.json"}
 
 
@@ -245,7 +245,7 @@ class TestCache:
         + [(OPEN_CLIP, OPEN_CLIP_WEIGHTS), (adapter.FILE, adapter.WEIGHTS)],
     )  # fmt: skip
     def test_each_layout_in_it_is_seen(self, hub: FakeHub, cached: Path, make_store: MakeStore, config: str, weights: str) -> None:
-        for name in ("config.json", "modules.json"):
+        for name in ("config.json", "modules.json", "pytorch_model.bin"):
             (cached / name).unlink()
         hub.statuses.extend([503] * 20)
         with pytest.raises(NoCapacity):  # it has no configuration of a model
@@ -257,11 +257,11 @@ class TestCache:
         with pytest.raises(NoCapacity):
             make_store().get(MODEL, ignore)
 
-    def test_offline_a_pickle_in_it_is_refused(
+    def test_offline_a_torch_file_in_it_that_is_none_is_refused(
         self, hub: FakeHub, cached: Path, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
         (cached / "model.safetensors").unlink()
         (cached / "modules.json").unlink()
-        with pytest.raises(ModelBroken, match="pickle"):
+        with pytest.raises(ModelBroken, match=r"pytorch_model\.bin: is neither a zip archive"):
             make_store().get(MODEL, ignore)

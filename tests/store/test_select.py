@@ -108,9 +108,36 @@ def test_routers_that_are_none(value: object) -> None:
         wanted(lists, "model.safetensors")
 
 
-def test_pickles_of_glirel_are_refused_with_what_to_put_in_their_place() -> None:
-    with pytest.raises(ModelBroken, match=r"pytorch_model\.bin: .*only as pickle.*`encoder_config`.*Converting GLiREL"):
-        wanted({"glirel_config.json": {}}, "pytorch_model.bin")
+def test_torch_checkpoints_are_fetched_where_there_are_no_safetensors() -> None:
+    assert wanted({"glirel_config.json": {}}, "pytorch_model.bin") == ["glirel_config.json", "pytorch_model.bin"]
+    assert wanted({}, "config.json", "model.safetensors", "pytorch_model.bin") == ["config.json", "model.safetensors"]
+    layers = ("sparse_linear.pt", "colbert_linear.pt")
+    assert wanted({}, "config.json", "pytorch_model.bin", *layers) == sorted(("config.json", "pytorch_model.bin", *layers))
+    assert wanted({}, "config.json", "model.safetensors", *layers) == sorted(("config.json", "model.safetensors", *layers))
+    assert wanted({}, "config.json", "sparse_linear.safetensors", *layers, "pytorch_model.bin") == sorted(
+        ("config.json", "sparse_linear.safetensors", "colbert_linear.pt", "pytorch_model.bin")
+    )
+
+
+def test_all_shards_of_a_torch_checkpoint_are_fetched_or_the_missing_one_is_named() -> None:
+    shards = [f"pytorch_model-{number:05}-of-00003.bin" for number in (1, 2, 3)]
+    others = ("config.json", "pytorch_model.bin.index.json")
+    assert wanted({}, *others, *shards) == sorted((*others, *shards))
+    with pytest.raises(ModelBroken, match=r"pytorch_model-00002-of-00003\.bin: missing"):
+        wanted({}, *others, shards[0], shards[2])
+
+
+def test_one_torch_file_of_any_name_is_the_weights_and_several_are_refused() -> None:
+    others = ("optimizer.pt", "training_args.bin", "rng_state_0.pth")
+    assert wanted({}, "config.json", "best.pt", *others) == ["best.pt", "config.json"]
+    with pytest.raises(ModelBroken, match=r"best\.pt: one of 2 torch files \(best\.pt, last\.pt\)"):
+        wanted({}, "config.json", "best.pt", "last.pt")
+
+
+def test_weights_in_other_formats_are_refused_by_name() -> None:
+    for name in ("flax_model.msgpack", "tf_model.h5", "model.pkl", "model.gguf"):
+        with pytest.raises(ModelBroken, match=rf"{name}: .*in a format that is not read"):
+            wanted({}, "config.json", name)
 
 
 def test_of_an_adapter_its_own_two_files() -> None:
@@ -124,9 +151,10 @@ def test_a_model_that_keeps_the_adapter_it_was_merged_from_is_a_model() -> None:
     assert wanted({}, *others) == sorted(others)
 
 
-def test_pickled_adapters_are_refused() -> None:
-    with pytest.raises(ModelBroken, match=r"adapter_model\.safetensors: missing from org/model.*PEFT's save_pretrained"):
-        wanted({}, "adapter_config.json", "adapter_model.bin")
+def test_an_adapter_s_torch_file_is_fetched_where_it_is_the_only_one() -> None:
+    assert wanted({}, "adapter_config.json", "adapter_model.bin") == ["adapter_config.json", "adapter_model.bin"]
+    both = ("adapter_config.json", "adapter_model.bin", "adapter_model.safetensors")
+    assert wanted({}, *both) == ["adapter_config.json", "adapter_model.safetensors"]
 
 
 @pytest.mark.parametrize(

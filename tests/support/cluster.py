@@ -66,6 +66,7 @@ class Cluster:
             "SHOAL_ROUTERS": ",".join(self.addresses),
             "SHOAL_REDIS_URL": f"unix://{directory / 'redis.sock'}",
             "SHOAL_MODELS": models,
+            "SHOAL_STORE_DIR": str(directory / "store"),
             "SHOAL_DTYPE": dtype,
             "SHOAL_THREADS": "1",
             "PYTHONUNBUFFERED": "1",

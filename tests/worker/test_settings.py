@@ -18,6 +18,7 @@ def test_defaults() -> None:
     assert settings.threads >= 1
     assert settings.health_address == ""
     assert (settings.host_bytes, settings.eviction, settings.load_seconds) == (None, "cost", 300.0)
+    assert settings.torch_checkpoints == "convert"
     assert settings.stores == (), "nothing is fetched unless somebody says from where"
     assert Settings.from_env({"HOME": "/home/me"}).store_dir == Path("/home/me/.cache/shoal")
     assert Settings.from_env({}).worker_id != settings.worker_id
@@ -33,6 +34,7 @@ def test_everything_set() -> None:
             "SHOAL_STORES": "hf,file:///models",
             "SHOAL_STORE_DIR": "/var/shoal",
             "SHOAL_STORE_BYTES": "1000",
+            "SHOAL_TORCH_CHECKPOINTS": "refuse",
             "SHOAL_BATCH_TOKENS": "100",
             "SHOAL_MAX_AGE_SECONDS": "0.25",
             "SHOAL_HOST_BYTES": "0",
@@ -44,6 +46,7 @@ def test_everything_set() -> None:
     assert settings.models == parse_shelves("org/a=/x:/y")
     assert (settings.worker_id, settings.dtype, settings.batch_tokens, settings.max_age_seconds) == ("w", "bfloat16", 100, 0.25)
     assert (settings.stores, settings.store_dir, settings.store_bytes) == (("hf", "file:///models"), Path("/var/shoal"), 1000)
+    assert settings.torch_checkpoints == "refuse"
     assert (settings.host_bytes, settings.eviction, settings.load_seconds) == (0, "gdsf", 20.0)
     assert settings.describe()["models"] == "org/a=/x:/y"
     assert settings.describe()["stores"] == "hf,file:///models"
@@ -64,6 +67,7 @@ def test_everything_set() -> None:
         ("SHOAL_BATCH_TOKENS", "-1"),
         ("SHOAL_STORES", "https://somewhere/models"),
         ("SHOAL_STORE_BYTES", "-1"),
+        ("SHOAL_TORCH_CHECKPOINTS", "ask"),
         ("SHOAL_HOST_BYTES", "-1"),
         ("SHOAL_HOST_BYTES", "half"),
         ("SHOAL_EVICTION", "fifo"),

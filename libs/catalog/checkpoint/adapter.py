@@ -18,8 +18,17 @@ FILE: Final = "adapter_config.json"
 """A directory with this file is an adapter."""
 
 WEIGHTS: Final = "adapter_model.safetensors"
+TORCH_WEIGHTS: Final = "adapter_model.bin"
+"""PEFT's older file; the store converts it."""
 
-MODEL_WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json", "modules.json", "open_clip_model.safetensors")
+MODEL_WEIGHTS: Final = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "modules.json",
+    "open_clip_model.safetensors",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 """A directory with one of these is a model, even if it has an adapter's configuration."""
 
 ALL_LINEAR: Final = "all-linear"

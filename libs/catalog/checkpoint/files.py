@@ -29,6 +29,12 @@ MAX_INDEXED_TENSORS: Final = 100_000
 """Of all shards."""
 _MAX_COMMAS: Final = 32 * MAX_TENSORS
 
+NOT_OPENED: Final = (
+    "torch checkpoints are pickles, which can run code, and are never opened where a model is loaded. The store converts them "
+    "without running any (SHOAL_TORCH_CHECKPOINTS=convert), and `shoal models convert DIR` does"
+)
+"""The advice about a torch checkpoint that is still there when a model is read, for messages: "file: NOT_OPENED"."""
+
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 MAX_COUNT: Final = (1 << 31) - 1
 _MAX_DIGITS: Final = 40  # tokenizers write 10^30 for "no limit"
@@ -256,10 +262,7 @@ def _missing_weights(base: Path) -> str:
     pickles = sorted(path.name for pattern in _PICKLES for path in base.glob(pattern))
     if not pickles:
         return f"model.safetensors: missing from {base}"
-    return (
-        f"{pickles[0]}: pickle files can run code and are never opened. Convert it once, where you trust it: "
-        "`AutoModel.from_pretrained(...).save_pretrained(...)` of transformers writes model.safetensors"
-    )
+    return f"{pickles[0]}: {NOT_OPENED}"
 
 
 def tensor_header(directory: Path, name: str) -> bytes:

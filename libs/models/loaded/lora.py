@@ -19,15 +19,13 @@ from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from libs.catalog.checkpoint.adapter import FILE, WEIGHTS, Adapter, read_adapter
-from libs.catalog.checkpoint.files import shortened
+from libs.catalog.checkpoint.adapter import FILE, TORCH_WEIGHTS, WEIGHTS, Adapter, read_adapter
+from libs.catalog.checkpoint.files import NOT_OPENED, shortened
 from libs.errors import ModelBroken
 from libs.kernels.linear.lora import Delta, LowRank, Rows
 from libs.kernels.linear.packed import PackedLinear, must_widen
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.weights import HeadRule, LowRankUpdate, Rule, Spare, TensorFile, find
-
-PICKLE: Final = "adapter_model.bin"
 
 # `base_model.model.` is PEFT's wrapper; an adapter's own name stands between lora_A and weight until PEFT takes it out.
 _NAME: Final = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<factor>[AB])(?:\.[\w-]+)?\.weight", re.ASCII)
@@ -315,11 +313,8 @@ def read_updates(directory: Path) -> dict[str, LowRankUpdate]:
 def _open(directory: Path) -> TensorFile:
     if (directory / WEIGHTS).is_file():
         return TensorFile.of(directory, WEIGHTS)
-    if (directory / PICKLE).is_file():
-        raise ModelBroken(
-            f"{PICKLE}: pickled weights are never loaded; convert them to {WEIGHTS}, for example with PEFT's "
-            f"save_pretrained(..., safe_serialization=True), and put it beside {FILE}"
-        )
+    if (directory / TORCH_WEIGHTS).is_file():
+        raise ModelBroken(f"{TORCH_WEIGHTS}: {NOT_OPENED}")
     raise ModelBroken(f"{WEIGHTS}: no such file")
 
 

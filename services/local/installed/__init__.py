@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "certs": ("services.local.trust.command:certs", "local"),
     "redis_acl": ("services.local.trust.command:redis_acl", "local"),
     "check": ("services.worker.check.command:check", "worker"),
+    "convert": ("services.worker.check.convert:convert", "worker"),
     "simulate": ("services.scheduler.simulate.command:app", "scheduler"),
     "profile": ("services.local.profile.command:profile", "local"),
 }

@@ -136,6 +136,8 @@ def _show(report: Report) -> None:
         show(_facts(report))
     if report.files:
         show(_files(report))
+    for words in report.converted:
+        show(Text(f"  converted: {words}"))
     for words in report.ignored:
         show(Text(f"  ignored: {words}"))
     if report.tests:

@@ -18,6 +18,7 @@ from libs.catalog.checkpoint.files import tensor_entries
 from libs.catalog.checkpoint.trace import Read, recorded
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Overrides
+from libs.conversion import read_record
 from libs.errors import ModelBroken, ShoalError
 
 
@@ -59,6 +60,8 @@ class Report:
     facts: tuple[Fact, ...] = ()
     files: tuple[TensorsOf, ...] = ()
     ignored: tuple[str, ...] = ()
+    converted: tuple[str, ...] = ()
+    """Torch checkpoints that the files were converted from."""
     refused: str = ""
     tests: tuple[Test, ...] = ()
     skipped: str = ""
@@ -198,7 +201,7 @@ def inspect(directory: Path, model: str, overrides: Overrides | None, base: Path
     except ModelBroken as error:
         refused = refused or error.message
     facts = tuple(_facts(card, reads, overrides)) if card is not None else tuple(_seen(reads))
-    return Report(model, directory, card, facts, files, tuple(_ignored(directory)), refused)
+    return Report(model, directory, card, facts, files, tuple(_ignored(directory)), tuple(_converted(directory)), refused)
 
 
 def _facts(card: Card, reads: Sequence[Read], overrides: Overrides | None) -> Iterator[Fact]:
@@ -248,6 +251,15 @@ def _ignored(directory: Path) -> Iterator[str]:
         names = sorted(str(path.relative_to(directory)) for path in directory.glob(f"**/{pattern}"))
         if names:
             yield f"{', '.join(names)}: {words}, never opened"
+
+
+def _converted(directory: Path) -> Iterator[str]:
+    """The conversions that made files of the directory."""
+    for one in read_record(directory):
+        words = f"{one.source} to {one.output}: {one.tensors:,} tensors, by {one.converter}"
+        left_out = f"; left out, as they are no tensors: {', '.join(one.left_out)}" if one.left_out else ""
+        tied = f"; {len(one.tied)} tied names are written once" if one.tied else ""
+        yield f"{words}{tied}{left_out}"
 
 
 def _tensors(directory: Path, path: Path) -> TensorsOf:

@@ -9,7 +9,7 @@ from shoal.cli.console import size
 
 from libs.catalog.checkpoint.adapter import base_of
 from libs.errors import ModelNotFound
-from libs.store import Copy, Progress, is_model_id, open_store
+from libs.store import Copy, Progress, is_model_id, open_copies, open_store
 from services.worker.memory.files import ModelFiles
 from services.worker.settings import Settings
 
@@ -21,11 +21,11 @@ def found(settings: Settings, target: str, name: str, tell: Tell) -> tuple[str, 
 
     `name`: the id of a directory; empty: its last two path components. `tell` gets the progress of a download. Raises ShoalError.
     """
-    path = Path(target)
+    path, files = Path(target), _files(settings)
     if path.is_dir():
-        model, copy = name or _own_id(path.resolve()), Copy(path)
-        return model, (_files(settings).with_base(copy, model, _telling(model, tell)) if base_of(path) else copy)
-    files = _files(settings)
+        model = name or _own_id(path.resolve())
+        copy = files.readable(path, _telling(model, tell, "converting"))
+        return model, (files.with_base(copy, model, _telling(model, tell)) if base_of(path) else copy)
     try:
         return target, files.find(target)
     except ModelNotFound:
@@ -39,12 +39,13 @@ def found(settings: Settings, target: str, name: str, tell: Tell) -> tuple[str, 
 
 
 def _files(settings: Settings) -> ModelFiles:
-    store = open_store(settings.stores, settings.store_dir, settings.store_bytes) if settings.stores else None
-    return ModelFiles(settings.models, store, settings.catalog, item_bytes=4)
+    place = (settings.store_dir, settings.store_bytes, settings.torch_checkpoints)
+    store = open_store(settings.stores, *place) if settings.stores else None
+    return ModelFiles(settings.models, store, settings.catalog, item_bytes=4, copies=open_copies(*place))
 
 
-def _telling(model: str, tell: Tell) -> Callable[[Progress], None]:
-    return lambda progress: tell(f"{model}: fetching, {size(progress.done)} of {size(progress.total)}")
+def _telling(model: str, tell: Tell, what: str = "fetching") -> Callable[[Progress], None]:
+    return lambda progress: tell(f"{model}: {what}, {size(progress.done)} of {size(progress.total)}")
 
 
 def _own_id(directory: Path) -> str:

@@ -18,7 +18,7 @@ from libs.catalog.checkpoint.adapter import base_of
 from libs.catalog.kinds.vision.vision_language import is_merged
 from libs.catalog.overrides import Catalog
 from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, ShoalError
-from libs.store import Copy, Progress, Store
+from libs.store import Copy, LocalCopies, Progress, Store
 from libs.telemetry.logs import fields
 from services.worker.machine import disk
 
@@ -39,7 +39,8 @@ class OnDisk:
 
 class ModelFiles:
     """`shelves` are searched first, then `store`, if there is one. `catalog` overrides what files say. `item_bytes`: size of a
-    weight on the device where `catalog` sets none, or sets int8 and the device is without it (`has_int8`)."""
+    weight on the device where `catalog` sets none, or sets int8 and the device is without it (`has_int8`). `copies`: converts
+    directories of the shelves that have their weights as torch checkpoints; without it they are refused."""
 
     def __init__(
         self,
@@ -49,9 +50,11 @@ class ModelFiles:
         *,
         item_bytes: int,
         has_int8: bool = False,
+        copies: LocalCopies | None = None,
     ) -> None:
         self._shelves = shelves
         self._store = store
+        self._copies = copies
         self._catalog = catalog or Catalog()
         self.item_bytes = item_bytes
         # Mutable state: the bases of adapters on disk, by directory.
@@ -69,9 +72,11 @@ class ModelFiles:
         Raises ModelNotFound, or ModelBroken for such an adapter whose base nothing can find.
         """
         try:
-            return Copy(disk.find(self._shelves, model))
+            directory = disk.find(self._shelves, model)
         except ModelNotFound:
-            copy = Copy(self._merged(model))
+            copy = self.readable(self._merged(model))
+        else:
+            return self.readable(directory)
         try:
             return self.with_base(copy, model)
         except ModelBroken:
@@ -84,7 +89,7 @@ class ModelFiles:
         if self._store is None:
             raise ModelNotFound(f"this worker has no store to fetch the model {model!r} from", field="model")
         try:
-            copy = Copy(self._merged(model))
+            copy = self.readable(self._merged(model), on_progress)
         except ModelNotFound:
             copy = self._from_store(self._store, model, on_progress)
         return self.with_base(copy, model, on_progress)
@@ -113,7 +118,7 @@ class ModelFiles:
     def _base(self, directory: Path, name: str, on_progress: Callable[[Progress], None] | None) -> Copy:
         found = self._on_shelf(name)
         if found is not None:
-            return Copy(found)
+            return self.readable(found)
         if not is_merged(directory, None):
             raise _is_adapter(name)
         needed = f"an adapter of the model {name!r}, which is needed too"
@@ -140,13 +145,22 @@ class ModelFiles:
             pass
         raise ModelNotFound(f"no directory of this worker holds the model {model!r}", field="model")
 
+    def readable(self, directory: Path, on_progress: Callable[[Progress], None] | None = None) -> Copy:
+        """A directory outside the store, or its converted copy if its weights are torch checkpoints. Raises ModelBroken, naming a
+        file that cannot be converted, or NoCapacity."""
+        if self._copies is None:
+            return Copy(directory)
+        return self._copies.find(directory, on_progress or (lambda progress: None))
+
     def find_adapter(self, adapter: str) -> Copy:
         """The directory of an adapter: on a shelf, else in the store, which downloads it if need be. Raises ShoalError."""
         try:
-            return Copy(disk.find_adapter(self._shelves, adapter))
+            directory = disk.find_adapter(self._shelves, adapter)
         except ModelNotFound:
             if self._store is None:
                 raise
+        else:
+            return self.readable(directory)
         return self._from_store(self._store, adapter, lambda progress: None, is_adapter=True)
 
     def _from_store(self, store: Store, name: str, on_progress: Callable[[Progress], None], *, is_adapter: bool = False) -> Copy:
@@ -200,6 +214,7 @@ class ModelFiles:
 
     def _read(self, model: str, directory: Path, base: Path | None = None) -> OnDisk:
         try:
+            directory = directory if self._copies is None else self._copies.existing(directory)
             card = read_card(directory, model, self._catalog.of(model), base)
             return OnDisk(card, _weight_bytes(directory, base, self._own_bytes.get(card.dtype, self.item_bytes)))
         except (ShoalError, OSError) as error:  # OSError: the store has just evicted it

@@ -1,7 +1,7 @@
 """Models with dense, sparse and multi-vector embeddings from one forward pass (BAAI/bge-m3), by two linear layers in extra files.
 
-FlagEmbedding, which trains them, writes the layers as pickles (`sparse_linear.pt`, `colbert_linear.pt`: `weight` and `bias` of a
-torch Linear), which are never opened; the same tensors in safetensors files of the same stems are served.
+FlagEmbedding, which trains them, writes the layers as torch checkpoints (`sparse_linear.pt`, `colbert_linear.pt`: `weight` and
+`bias` of a torch Linear). The store converts them to safetensors files of the same stems, which are served.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from libs.catalog.card import Card, LateInteraction, Representation, Sparse
 from libs.catalog.checkpoint.checkpoint import Checkpoint
-from libs.catalog.checkpoint.files import tensor_shape
+from libs.catalog.checkpoint.files import NOT_OPENED, tensor_shape
 from libs.catalog.kinds.embedding.dense import dense
 from libs.catalog.kinds.embedding.sparse import columns
 from libs.errors import ModelBroken
@@ -26,15 +26,12 @@ def layer_files(files: Checkpoint) -> tuple[str, ...]:
 
 
 def pickled_layers(files: Checkpoint) -> tuple[str, ...]:
-    """Notes for the card: the representations that are missing because their layers are published as pickles only."""
+    """Notes for the card: the representations that are missing because their layers are there as torch checkpoints only."""
     notes = []
     for name, representation in _REPRESENTATIONS.items():
         pickle = name.replace(".safetensors", ".pt")
         if (files.directory / pickle).is_file() and not (files.directory / name).is_file():
-            notes.append(
-                f"{pickle}: pickle files can run code and are never opened, so there are no {representation} vectors. Convert it "
-                f"once, where you trust it: `safetensors.torch.save_file(torch.load({pickle!r}, weights_only=True), {name!r})`"
-            )
+            notes.append(f"{pickle}: there are no {representation} vectors: {NOT_OPENED}")
     return tuple(notes)
 
 

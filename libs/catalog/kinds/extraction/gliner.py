@@ -142,9 +142,7 @@ def _need_files(directory: Path, config: Config) -> None:
     if not (directory / "tokenizer.json").is_file():
         raise ModelBroken(f"tokenizer.json: missing from {directory}. {ADVICE}")
     if not list(directory.glob("model*.safetensors")):
-        raise ModelBroken(
-            f"model.safetensors: missing from {directory}; pickles such as pytorch_model.bin are never opened. {ADVICE}"
-        )
+        tensor_files(directory, "")
 
 
 def _span_mode(config: Config) -> SpanMode:

@@ -205,9 +205,7 @@ def _need_files(directory: Path) -> None:
     if not (directory / "tokenizer.json").is_file():
         raise ModelBroken(f"tokenizer.json: missing from {directory}. {ADVICE}")
     if not list(directory.glob("model*.safetensors")):
-        raise ModelBroken(
-            f"model.safetensors: missing from {directory}; pickles such as pytorch_model.bin are never opened. {ADVICE}"
-        )
+        tensor_files(directory, "")
 
 
 def _counting(config: Config) -> Counting:

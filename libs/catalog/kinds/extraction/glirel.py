@@ -1,7 +1,7 @@
 """Zero-shot relation models of the glirel package (GLiREL, arXiv 2501.03172): glirel_config.json, and a Card from it.
 
-The package's own checkpoints are a pickle and a configuration that only names the encoder. Served is a converted directory with the
-same tensors as safetensors, the encoder's configuration in glirel_config.json, and tokenizer.json (docs/api.md has the steps).
+The package's own checkpoints are a torch checkpoint, which the store converts, and a configuration that only names the encoder.
+Served is a directory with the encoder's configuration in glirel_config.json, and tokenizer.json (docs/api.md has the steps).
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ FILE: Final = "glirel_config.json"
 LABEL_MARKER: Final = "[REL]"
 TEXT_MARKER: Final = "[SEP]"
 ADVICE: Final = (
-    "Put into one directory model.safetensors, the tensors of pytorch_model.bin under their names; tokenizer.json, the encoder's "
-    "tokenizer with the tokens that the glirel package adds; and glirel_config.json with one more key, `encoder_config`, the "
-    "encoder's config.json with that tokenizer's `vocab_size`. A few lines with the glirel package (1.2.1) do it where you trust "
-    "the pickle: docs/api.md, Converting GLiREL"
+    "Put into one directory the weights; tokenizer.json, the encoder's tokenizer with the tokens that the glirel package adds; and "
+    "glirel_config.json with one more key, `encoder_config`, the encoder's config.json with that tokenizer's `vocab_size`. A few "
+    "lines with the glirel package (1.2.1) do it: docs/api.md, Converting GLiREL"
 )
 
 LabelStates = Literal["ent_token", "label", "both"]
@@ -110,9 +109,7 @@ def _need_files(directory: Path, config: Config) -> None:
     if not (directory / "tokenizer.json").is_file():
         raise ModelBroken(f"tokenizer.json: missing from {directory}. {ADVICE}")
     if not list(directory.glob("model*.safetensors")):
-        raise ModelBroken(
-            f"model.safetensors: missing from {directory}; pickles such as pytorch_model.bin are never opened. {ADVICE}"
-        )
+        tensor_files(directory, "")
 
 
 def _pooling(config: Config) -> Pooling:

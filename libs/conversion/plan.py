@@ -1,0 +1,146 @@
+"""Decides which files of a checkpoint are converted, and into which files. Pure: names of files in, steps out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Final, Literal
+
+from libs.errors import ModelBroken
+
+TorchCheckpoints = Literal["convert", "refuse"]
+"""SHOAL_TORCH_CHECKPOINTS: what is done about weights that are published in torch's own formats alone."""
+
+Kind = Literal["torch", "tokenizer"]
+"""A sort of conversion; `child.py` has a function for each."""
+
+WORDPIECE_FILE: Final = "vocab.txt"
+BPE_FILES: Final = ("vocab.json", "merges.txt")
+SENTENCEPIECE_FILES: Final = ("spm.model", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model", "sentencepiece.model")
+TOKENIZER: Final = "tokenizer.json"
+VOCABULARY_FILES: Final = (
+    *(WORDPIECE_FILE, *BPE_FILES, *SENTENCEPIECE_FILES),
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
+)
+"""All files of a folder that decide about its tokenizer."""
+
+BASE_FOLDER: Final = "base_model"
+"""The files of the base model that a GLiNER directory needs."""
+
+VERSION: Final = 1
+"""Of the conversion's rules. Recorded with each result; raise it when results change."""
+
+SINGLE: Final = "pytorch_model.bin"
+INDEX: Final = "pytorch_model.bin.index.json"
+_SHARD: Final = re.compile(r"pytorch_model-(\d{5})-of-(\d{5})\.bin")
+_ENDINGS: Final = (".bin", ".pt", ".pth", ".ckpt")
+_TRAINING: Final = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state.*|random_states.*)\.\w+")
+"""Files left behind by training; they are not weights."""
+
+_OUTPUTS: Final = {
+    SINGLE: "model.safetensors",
+    "adapter_model.bin": "adapter_model.safetensors",
+    "open_clip_pytorch_model.bin": "open_clip_model.safetensors",
+    "sparse_linear.pt": "sparse_linear.safetensors",
+    "colbert_linear.pt": "colbert_linear.safetensors",
+}
+_BESIDE: Final = ("adapter_model.bin", "sparse_linear.pt", "colbert_linear.pt")
+"""Files that are not a folder's own weights: an adapter, and the layers of bge-m3 in addition to its encoder."""
+
+_OPEN_CLIP: Final = "open_clip_pytorch_model.bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A file to convert. `source` and `output` are paths from the checkpoint's root, with slashes."""
+
+    kind: Kind
+    source: str
+    output: str
+
+
+def is_torch(path: str) -> bool:
+    """Whether a file may be a torch checkpoint with weights, by its name."""
+    name = PurePosixPath(path).name
+    return name.endswith(_ENDINGS) and not _TRAINING.fullmatch(name)
+
+
+def torch_weights(names: Collection[str], *, is_open_clip: bool = False) -> tuple[str, ...]:
+    """The torch checkpoints that hold the weights of a folder without safetensors, of the names of its files; empty if none does.
+
+    Raises ModelBroken where shards are missing, or where several files could be the weights.
+    """
+    found = sorted(name for name in names if is_torch(name) and name not in _BESIDE)
+    if is_open_clip and _OPEN_CLIP in found:
+        return (_OPEN_CLIP,)
+    shards = {name: match for name in found if (match := _SHARD.fullmatch(name))}
+    if shards and (INDEX in names or SINGLE not in found):
+        return _all_shards(shards)
+    if SINGLE in found:
+        return (SINGLE,)
+    found = [name for name in found if name != _OPEN_CLIP]
+    if len(found) > 1:
+        raise ModelBroken(f"{found[0]}: one of {len(found)} torch files ({', '.join(found[:5])}), and none is named {SINGLE}")
+    return tuple(found)
+
+
+def _all_shards(shards: dict[str, re.Match[str]]) -> tuple[str, ...]:
+    counts = {match[2] for match in shards.values()}
+    if len(counts) > 1:
+        raise ModelBroken(f"{min(shards)}: shards of {len(counts)} different numbers of files: {', '.join(sorted(counts))}")
+    count = counts.pop()
+    wanted = [f"pytorch_model-{number:05}-of-{count}.bin" for number in range(1, min(int(count), 10_000) + 1)]
+    missing = next((name for name in wanted if name not in shards), None)
+    if missing is not None or len(wanted) < len(shards):
+        raise ModelBroken(f"{missing or min(shards)}: missing, or not one of {int(count)} shards")
+    return tuple(wanted)
+
+
+def beside(names: Collection[str]) -> tuple[str, ...]:
+    """The torch files in addition to a folder's weights that have no copy as safetensors."""
+    wanted = _BESIDE if "adapter_config.json" in names else _BESIDE[1:]
+    return tuple(name for name in wanted if name in names and _OUTPUTS[name] not in names)
+
+
+def is_beside(name: str) -> bool:
+    """Whether a safetensors file holds what is in addition to a folder's weights, by its name."""
+    return name in [_OUTPUTS[torch] for torch in _BESIDE]
+
+
+def steps_of(paths: Iterable[str]) -> tuple[Step, ...]:
+    """The conversion of each torch checkpoint among the selected files, in the order of their paths, then that of each folder's
+    vocabulary."""
+    found = sorted(paths)
+    folders: dict[str, list[str]] = {}
+    for path in found:
+        place = PurePosixPath(path)
+        folders.setdefault(str(place.parent), []).append(place.name)
+    tokenizers = [
+        Step("tokenizer", str(PurePosixPath(folder, name)), str(PurePosixPath(folder, TOKENIZER)))
+        for folder, names in folders.items()
+        if (name := vocabulary_of(names))
+    ]
+    return (*(Step("torch", path, _output(path)) for path in found if is_torch(path)), *tokenizers)
+
+
+def vocabulary_of(names: Collection[str]) -> str:
+    """The file with the vocabulary of a folder that has no fast tokenizer, of the names of its files; empty if none is needed."""
+    if TOKENIZER in names:
+        return ""
+    whole = next((name for name in (*SENTENCEPIECE_FILES, WORDPIECE_FILE) if name in names), "")
+    return whole or (BPE_FILES[0] if all(name in names for name in BPE_FILES) else "")
+
+
+def _output(path: str) -> str:
+    place = PurePosixPath(path)
+    shard = _SHARD.fullmatch(place.name)
+    name = f"model-{shard[1]}-of-{shard[2]}.safetensors" if shard else _OUTPUTS.get(place.name, "model.safetensors")
+    return str(place.with_name(name))
+
+
+def index_of(step: Step) -> str:
+    """The path of the index that lists the shard's tensors with those of the others; empty if the output is not a shard."""
+    place = PurePosixPath(step.source)
+    return str(place.with_name("model.safetensors.index.json")) if _SHARD.fullmatch(place.name) else ""

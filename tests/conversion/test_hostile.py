@@ -1,0 +1,68 @@
+"""Hostile torch checkpoints: refused by name, by a child that is bounded; none of their code runs, and this process is not
+touched."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import resource
+import time
+from pathlib import Path
+
+import pytest
+
+from libs.conversion import Step, convert, tensors
+from libs.conversion.archive import Refused
+from libs.conversion.child import CPU_SECONDS
+from libs.errors import ModelBroken
+from tests.conversion.hostile import BOUNDED, HOSTILE, MARKER
+from tests.conversion.watching import watch_children
+from tests.support.peak import Peak
+
+STEP = Step("torch", "pytorch_model.bin", "model.safetensors")
+MAX_GROWTH = 32 << 20
+"""Of this process, in bytes, while the child works."""
+
+MAX_CHILD_BYTES = 800 << 20
+"""The resident memory of the largest child, torch's libraries included."""
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if name not in ("gigabytes of bytearray", "an empty file")])
+def test_a_hostile_file_is_refused_by_name_and_runs_no_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the child's limits, which are not needed for it."""
+    make, named = HOSTILE[name]
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / STEP.source
+    path.write_bytes(make())
+    with (
+        path.open("rb") as source,
+        mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_COPY) as mapping,
+        (tmp_path / STEP.output).open("wb") as output,
+        pytest.raises(Refused, match=named),
+    ):
+        tensors.convert(source, mapping, output, lambda done, total: None)
+    assert (tmp_path / STEP.output).stat().st_size == 0
+    assert not list(tmp_path.rglob(MARKER))
+
+
+@pytest.mark.parametrize("name", [*BOUNDED, "an empty file"])
+def test_a_hostile_file_is_refused_by_a_bounded_child(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, named = HOSTILE[name]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / STEP.source).write_bytes(make())
+    before, peak, watches = resource.getrusage(resource.RUSAGE_CHILDREN), Peak(os.getpid()), watch_children(monkeypatch)
+    started = time.monotonic()
+    with pytest.raises(ModelBroken) as caught:
+        convert(tmp_path, tmp_path, [STEP], lambda file, done, total: None)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert caught.value.message.startswith("pytorch_model.bin: "), caught.value.message
+    assert re.search(named, caught.value.message), caught.value.message
+    assert not list(tmp_path.rglob(MARKER))
+    assert [path.name for path in tmp_path.iterdir()] == [STEP.source]
+    assert peak.grown < MAX_GROWTH
+    watches[0].thread.join()
+    assert watches[0].resident < MAX_CHILD_BYTES
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(f"{name}: child {watches[0].resident >> 20} MiB, {used:.1f} s of processor time, {time.monotonic() - started:.1f} s")
+    assert used < CPU_SECONDS

@@ -1,0 +1,132 @@
+"""Torch checkpoints: good and hostile ones, changed, through the conversion to safetensors as the child does it."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import torch
+from safetensors.torch import load_file
+
+from libs.conversion import tensors
+from libs.conversion.archive import Refused
+from tests.conversion.hostile import HOSTILE, SOUND, SOUND_LEGACY, archive, pickled, saved
+from tests.fuzz import mutate
+from tests.fuzz.target import Broken, Random, Target, Try
+
+_LARGE: Final = ("gigabytes of bytearray", "a million tensors", "a hundred thousand tensors", "a hundred thousand entries",
+    "deep nesting", "a zip bomb", "overlapping views")  # fmt: skip
+"""Left to tests/conversion: they are for the limits of the child, and an input here has at most 256 KiB."""
+
+_WORDS: Final = (
+    b"cposix\nsystem\n", b"c__builtin__\neval\n", b"ctorch\nFloatStorage\n", b"ctorch._utils\n_rebuild_tensor_v2\n",
+    b"ccollections\nOrderedDict\n", b"R", b"\x81", b"b", b"Q", b"0", b"(", b"t", b"u.", b"\x8a\x08" + b"\xff" * 8,
+    b"J\xff\xff\xff\x7f",
+    b"K\x00", b"]", b"}", b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06", b"archive/data/0", b"data.pkl",
+)  # fmt: skip
+_FORBIDDEN: Final = (
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.fork",
+    "subprocess.Popen",
+    "socket.connect",
+    "os.remove",
+    "import",
+)
+
+
+def _base() -> list[bytes]:
+    state = {"a.weight": torch.arange(12.0).view(3, 4), "a.bias": torch.ones(3, dtype=torch.float16)}
+    tied = {"x": state["a.weight"], "y": state["a.weight"].t(), "z": state["a.weight"][1:, ::2]}
+    small = [make() for name, (make, _) in HOSTILE.items() if name not in _LARGE]
+    return [
+        SOUND,
+        SOUND_LEGACY,
+        saved({"state_dict": state}),
+        saved(tied),
+        saved(tied, legacy=True),
+        archive(pickled({}), {}),
+        *small,
+    ]
+
+
+_BASE: Final = _base()
+
+
+def _make(random: Random, known: Sequence[bytes]) -> bytes:
+    data = random.choice([*_BASE, *known])
+    if data.startswith(b"PK") and random.random() < 0.6:
+        return _with_other_pickle(random, data)
+    return mutate.mutated(random, data, _WORDS, _BASE)[: 1 << 16]
+
+
+def _with_other_pickle(random: Random, data: bytes) -> bytes:
+    """The same archive with a changed pickle, so that the layout is sound and the machine reads it."""
+    out = io.BytesIO()
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as opened, zipfile.ZipFile(out, "w") as made:
+            for entry in opened.infolist():
+                content = opened.read(entry)
+                is_pickle = entry.filename.endswith("data.pkl")
+                made.writestr(entry.filename, mutate.mutated(random, content, _WORDS) if is_pickle else content)
+    except Exception:
+        return mutate.mutated(random, data, _WORDS, _BASE)
+    return out.getvalue()
+
+
+@contextmanager
+def _open() -> Iterator[Try]:
+    """Tries with files of a folder that goes afterwards. An event of Python's audit that weights do not need is a finding."""
+    is_watched = False
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        if is_watched and event in _FORBIDDEN:
+            raise Broken(f"reading a checkpoint caused {event}{arguments!r:.200}")
+
+    tensors.warm()
+    with TemporaryDirectory() as folder:
+        place = Path(folder)
+        _convert(SOUND, place)
+        sys.addaudithook(watch)
+
+        def attempt(data: bytes) -> None:
+            nonlocal is_watched
+            if not data:
+                return
+            is_watched = True
+            try:
+                _convert(data, place)
+            except Refused:
+                return
+            finally:
+                is_watched = False
+            _check(data, place)
+
+        yield attempt
+
+
+def _convert(data: bytes, place: Path) -> None:
+    source, output = place / "source", place / "output"
+    source.write_bytes(data)
+    with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapping, output.open("wb") as out:
+        tensors.convert(file, mapping, out, lambda done, total: None)
+
+
+def _check(data: bytes, place: Path) -> None:
+    """A checkpoint that was taken has become a file that safetensors itself can read, of a size in proportion."""
+    output = place / "output"
+    if output.stat().st_size > len(data) + (17 << 20):
+        raise Broken(f"{len(data):,} bytes became {output.stat().st_size:,}")
+    if not load_file(output):
+        raise Broken("a file without tensors was written")
+
+
+TARGETS: Final = (Target("torch_files", _make, _open, hang_seconds=30.0),)
