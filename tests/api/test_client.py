@@ -184,7 +184,7 @@ async def test_sampling_tools_and_seeds_are_sent(connect: Connect, router: FakeR
         item_role="tool",
     )
     await client.do("extract", MODEL, ["2", "3"], task)
-    sent = router.calls[-1].request  # type: ignore[attr-defined]
+    sent: Any = router.calls[-1].request
     assert [item.seed for item in sent.items] == [7, 7]
     assert (sent.text.sampling.temperature, sent.text.sampling.top_k, sent.text.sampling.HasField("top_p")) == (0.5, 3, False)
     assert (list(sent.text.stop), sent.text.HasField("top_logprobs"), sent.text.tool, sent.text.item_role) == (
@@ -196,7 +196,7 @@ async def test_sampling_tools_and_seeds_are_sent(connect: Connect, router: FakeR
     assert json.loads(sent.text.tools) == [tool]
     assert sent.text.turns[1].tool_calls[0].arguments == '{"a": 1}'
     await client.do("extract", MODEL, ["2"], shoal.ReadText())
-    sent = router.calls[-1].request  # type: ignore[attr-defined]
+    sent = router.calls[-1].request
     assert not sent.items[0].HasField("seed")
     assert not sent.text.HasField("sampling")
     for wrong, field in (({"seed": -1}, ""), ({"tools": [{"a": {1}}]}, "text.tools"), ({"item_role": "critic"}, "text.item_role")):
