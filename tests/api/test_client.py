@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import grpc
 import numpy as np
@@ -201,7 +202,7 @@ async def test_sampling_tools_and_seeds_are_sent(connect: Connect, router: FakeR
     assert not sent.text.HasField("sampling")
     for wrong, field in (({"seed": -1}, ""), ({"tools": [{"a": {1}}]}, "text.tools"), ({"item_role": "critic"}, "text.item_role")):
         with pytest.raises(errors.InvalidInput) as caught:
-            await client.do("extract", MODEL, ["2"], shoal.ReadText(**wrong))  # type: ignore[arg-type]
+            await client.do("extract", MODEL, ["2"], shoal.ReadText(**wrong))
         assert caught.value.field == field
 
 

@@ -102,8 +102,9 @@ def test_a_conversation_is_that_of_transformers(
     client: shoal.Client, models: tuple[Path, dict[str, transformers.PreTrainedModel]]
 ) -> None:
     root, made = models
-    turns: list[Turn] = [("user", "a question"), ("assistant", "an answer")]
-    task = shoal.ReadText(max_tokens=24, instruction="shorten it:", turns=turns)
+    turns = [("user", "a question"), ("assistant", "an answer")]
+    given: list[Turn] = [("user", "a question"), ("assistant", "an answer")]
+    task = shoal.ReadText(max_tokens=24, instruction="shorten it:", turns=given)
     found = client.extract(CHAT, TEXTS, task)
     assert [one.text for one in found] == [reference(made[CHAT], root / CHAT, text, 24, "shorten it:", turns) for text in TEXTS]
     alone = client.extract(CHAT, TEXTS, replace(task, turns=()))

@@ -77,7 +77,7 @@ def tools(*names: str) -> str:
     return json.dumps([{"type": "function", "function": {"name": name}} for name in names])
 
 
-SAMPLING = [
+SAMPLING: list[tuple[str, Any]] = [
     ("temperature", 10.5),
     ("temperature", float("nan")),
     ("top_k", 1 << 31),
