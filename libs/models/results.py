@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.models.work import DataType
+from libs.models.work import DataType, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +154,21 @@ class Structure:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's text and log probability. `top`: the likeliest tokens in its place, in descending order."""
+
+    text: str
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Extraction:
     """The results for one item: entities ordered by start, labels, relations and regions best first.
 
     `pages`: the texts of an item's pages, in their order; `document_pages`: how many pages its documents have, read or not.
     `text`: what a model wrote, `finish`: why it ended, and `json`: what it says as an object, where the model writes a form.
+    `tool_calls`: the functions that the model called. `tokens`: those of `text`, where their log probabilities were asked for.
     """
 
     entities: tuple[Entity, ...] = ()
@@ -174,6 +184,8 @@ class Extraction:
     structures: tuple[Structure, ...] = ()
     truncated: bool = False
     """Whether results were left out, since the item's share of the answer holds no more."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tokens: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

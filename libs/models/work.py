@@ -162,11 +162,33 @@ class RegionsWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What was said before an item."""
+class ToolCall:
+    """A call of a function by its name. `arguments`: a JSON object."""
 
-    role: Literal["user", "assistant", "system"]
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What was said before an item. `tool_calls`: of an assistant."""
+
+    role: Literal["user", "assistant", "system", "tool"]
     text: str
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a request has tokens chosen. None: as the checkpoint says, else neutral; `temperature` 0: the likeliest token."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +200,13 @@ class TextWork:
     asks the model, "never" asks it for all pages. `json_schema`, itself JSON: each answer is JSON of that schema, and the model
     is asked for all pages; empty: answers of any form. `turns`: what was said before each item, which is the user's next message.
     `template_values`: what the chat template is given besides, a JSON object; empty: nothing.
+
+    `seeds`: of the random numbers of each item's answer; empty: one for all. `stops`: texts that an answer ends before.
+    `top_logprobs`: how many likely tokens are wanted with their log probabilities beside each written one; None: of none, not of
+    the written ones either. `raw_prompt`: a text is the whole prompt, and the space around an answer stays.
+
+    `tools`: functions that the model may call, a JSON list in OpenAI's form; empty: none. `calls_tool`: it must call one. `tool`:
+    the one that it must call; empty: any. `single_tool_call`: it may call one once. `item_role`: who says the items.
     """
 
     texts: list[str]
@@ -190,6 +219,16 @@ class TextWork:
     json_schema: str = ""
     turns: tuple[Turn, ...] = ()
     template_values: str = ""
+    sampling: Sampling = Sampling()
+    seeds: tuple[bytes, ...] = ()
+    stops: tuple[str, ...] = ()
+    top_logprobs: int | None = None
+    raw_prompt: bool = False
+    tools: str = ""
+    calls_tool: bool = False
+    tool: str = ""
+    single_tool_call: bool = False
+    item_role: Literal["user", "tool"] = "user"
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,11 +330,21 @@ class SparseRow:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenScore:
+    """The log probability of a token that was written, and of the likeliest ones in its place, in descending order."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WrittenIds:
-    """The tokens that a model wrote after a prompt, int32, a stop token among them. `finish`: why it ended."""
+    """The tokens that a model wrote after a prompt, int32, a stop token among them. `finish`: why it ended. `scores`: of each
+    token, where they were asked for."""
 
     ids: NDArray[np.int32]
     finish: Literal["stop", "length"]
+    scores: tuple[TokenScore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

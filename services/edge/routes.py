@@ -10,13 +10,14 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from services.edge.dialects import cohere, huggingface, jina, kserve, models, ollama, openai, rerank, sie, tei, vllm
-from services.edge.dialects.writing import chat, ollama_chat
+from services.edge.dialects.writing import chat, completions, ollama_chat
 from services.edge.messages.base import Dialect, Problem, Route
 
 MODEL: Final = "{model}"
 ROUTES: Final[tuple[Route, ...]] = (
     *openai.ROUTES,
     *chat.ROUTES,
+    *completions.ROUTES,
     *rerank.ROUTES,
     *sie.ROUTES,
     *tei.ROUTES,

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import json
 import pickle
+from typing import Any
 
 import grpc
 import numpy as np
@@ -159,7 +160,7 @@ async def test_turns_are_roles_and_texts(connect: Connect, router: FakeRouter) -
     await client.do("extract", MODEL, ["When?"], shoal.ReadText(turns=turns))
     sent = router.calls[-1].request.text.turns  # type: ignore[attr-defined]
     assert [(turn.role, turn.text) for turn in sent] == [(1, "Who was Ada?"), (2, "A mathematician."), (3, "Be short.")]
-    for wrong, field in ((("tool", "a"), "text.turns[1].role"), ("ab", "text.turns[1]"), (("user",), "text.turns[1]")):
+    for wrong, field in ((("critic", "a"), "text.turns[1].role"), ("ab", "text.turns[1]"), (("user",), "text.turns[1]")):
         with pytest.raises(errors.InvalidInput) as caught:
             await client.do("extract", MODEL, ["When?"], shoal.ReadText(turns=[turns[0], wrong]))  # type: ignore[list-item]
         assert caught.value.field == field
@@ -168,6 +169,43 @@ async def test_turns_are_roles_and_texts(connect: Connect, router: FakeRouter) -
     with pytest.raises(errors.InvalidInput) as caught:
         await client.do("extract", MODEL, ["When?"], shoal.ReadText(template_values={"n": float("nan")}))
     assert caught.value.field == "text.template_values"
+
+
+async def test_sampling_tools_and_seeds_are_sent(connect: Connect, router: FakeRouter) -> None:
+    client = connect(router.address)
+    call = shoal.ToolCall("add", '{"a": 1}')
+    tool = {"type": "function", "function": {"name": "add"}}
+    task = shoal.ReadText(
+        temperature=0.5,
+        top_k=3,
+        seed=7,
+        stop="\n",
+        top_logprobs=0,
+        tools=[tool],
+        tool_choice="add",
+        turns=[("user", "1 + 1?"), ("assistant", "", [call])],
+        item_role="tool",
+    )
+    await client.do("extract", MODEL, ["2", "3"], task)
+    sent: Any = router.calls[-1].request
+    assert [item.seed for item in sent.items] == [7, 7]
+    assert (sent.text.sampling.temperature, sent.text.sampling.top_k, sent.text.sampling.HasField("top_p")) == (0.5, 3, False)
+    assert (list(sent.text.stop), sent.text.HasField("top_logprobs"), sent.text.tool, sent.text.item_role) == (
+        ["\n"],
+        True,
+        "add",
+        4,
+    )
+    assert json.loads(sent.text.tools) == [tool]
+    assert sent.text.turns[1].tool_calls[0].arguments == '{"a": 1}'
+    await client.do("extract", MODEL, ["2"], shoal.ReadText())
+    sent = router.calls[-1].request
+    assert not sent.items[0].HasField("seed")
+    assert not sent.text.HasField("sampling")
+    for wrong, field in (({"seed": -1}, ""), ({"tools": [{"a": {1}}]}, "text.tools"), ({"item_role": "critic"}, "text.item_role")):
+        with pytest.raises(errors.InvalidInput) as caught:
+            await client.do("extract", MODEL, ["2"], shoal.ReadText(**wrong))
+        assert caught.value.field == field
 
 
 async def test_models_and_mesh(connect: Connect, router: FakeRouter) -> None:

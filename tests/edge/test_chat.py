@@ -16,7 +16,7 @@ from shoal.v1 import models_pb2
 
 from libs.errors import InvalidInput, QueueFull, WorkerLost
 from services.edge.dialects import ollama
-from services.edge.dialects.writing import chat, ollama_chat
+from services.edge.dialects.writing import chat, completions, ollama_chat
 from services.edge.messages.base import Answer, Problem, Question, Received, Stream
 from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, Http, Script, card, edge, head
@@ -26,6 +26,7 @@ NAMES = Names({"writer": Target(MODEL, adapter="org/adapter")})
 PNG = "data:image/png;base64," + base64.b64encode(b"a picture").decode()
 HELLO = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
 
 def ask(body: Any, what: Callable[[Received], Question | Stream] = chat.chat) -> Any:
@@ -93,8 +94,12 @@ class TestRequests:
         assert question.method is EXTRACT
         assert question.message == pb.ExtractRequest(
             model=MODEL,
-            items=[pb.Item(text="one\n\ntwo")],
-            text=pb.TextTask(instruction="Be short.\n\nWrite English.", max_tokens=9),
+            items=[pb.Item(text="one\n\ntwo", seed=3)],
+            text=pb.TextTask(
+                instruction="Be short.\n\nWrite English.",
+                max_tokens=9,
+                sampling=pb.Sampling(temperature=0.7, top_p=0.9, frequency_penalty=0, repetition_penalty=1),
+            ),
             adapter="org/adapter",
             priority=pb.PRIORITY_BULK,
         )
@@ -155,7 +160,58 @@ class TestRequests:
         assert json.loads(question.message.text.json_schema) == SCHEMA
         assert question.renamed("text.json_schema: no") == "response_format.json_schema.schema: no"
         assert ask({**HELLO, "response_format": {"type": "text"}}).message.text.json_schema == ""
-        assert refused({**HELLO, "response_format": {"type": "json_object"}}).field == "response_format"
+        asked = ask({**HELLO, "response_format": {"type": "json_object"}})
+        assert json.loads(asked.message.text.json_schema) == {"type": "object"}
+        assert refused({**HELLO, "response_format": {"type": "xml"}}).field == "response_format"
+
+    def test_stop_strings_and_sampling_are_passed_on_by_their_names(self) -> None:
+        question = ask({**HELLO, "stop": "x", "top_k": -1, "min_p": 0.5, "presence_penalty": -1, "seed": -1})
+        task = pb.TextTask(stop=["x"], sampling=pb.Sampling(min_p=0.5, presence_penalty=-1))
+        assert question.message == pb.ExtractRequest(model=MODEL, items=[pb.Item(text="hello", seed=(1 << 64) - 1)], text=task)
+        assert list(ask({**HELLO, "stop": ["x", "y"]}).message.text.stop) == ["x", "y"]
+        assert question.renamed("text.sampling.presence_penalty is 3") == "presence_penalty is 3"
+        assert question.renamed("text.stop[2] is long") == "stop is long"
+
+    def test_several_answers_are_items_with_seeds_that_follow(self) -> None:
+        question = ask({**HELLO, "n": 3, "seed": 7})
+        assert [item.seed for item in question.message.items] == [7, 8, 9]
+        assert question.message.text.sampling.temperature == 1
+        assert not ask({**HELLO, "n": 2}).message.items[1].HasField("seed")
+        assert refused({**HELLO, "n": 2, "temperature": 0}).field == "temperature"
+        assert question.renamed("items[2].text is long") == "messages[0].content is long"
+
+    def test_tools_and_what_they_returned(self) -> None:
+        call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+        messages = [
+            {"role": "user", "content": "1 + 1?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "2"},
+        ]
+        question = ask({**HELLO, "messages": messages, "tools": TOOLS, "parallel_tool_calls": False})
+        turns = [
+            pb.Turn(role=pb.Turn.ROLE_USER, text="1 + 1?"),
+            pb.Turn(role=pb.Turn.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(name="add", arguments='{"a": 1}')]),
+        ]
+        task = question.message.text
+        assert list(task.turns) == turns
+        assert (task.item_role, task.single_tool_call, question.message.items[0].text) == (pb.Turn.ROLE_TOOL, True, "2")
+        assert json.loads(task.tools) == TOOLS
+        assert question.renamed("text.tools[0].function.name is wrong") == "tools[0].function.name is wrong"
+        assert question.renamed("text.turns[1].tool_calls[0].arguments") == "messages[1]"
+
+    @pytest.mark.parametrize(
+        ("choice", "required", "name", "has_tools"),
+        [
+            ("auto", False, "", True),
+            ("none", False, "", False),
+            ("required", True, "", True),
+            ({"type": "function", "function": {"name": "add"}}, True, "add", True),
+        ],
+    )
+    def test_choices_of_tools(self, choice: Any, required: bool, name: str, has_tools: bool) -> None:
+        task = ask({**HELLO, "tools": TOOLS, "tool_choice": choice}).message.text
+        is_required = task.tool_choice == pb.TextTask.TOOL_CHOICE_REQUIRED
+        assert (is_required, task.tool, bool(task.tools)) == (required, name, has_tools)
 
     @pytest.mark.parametrize(
         ("change", "field"),
@@ -165,12 +221,12 @@ class TestRequests:
             ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "messages[1].role"),
             ({"messages": [{"role": "assistant", "content": "b"}]}, "messages[0].role"),
             ({"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}, "messages[1].role"),
-            ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
+            ({"messages": [{"role": "function", "content": "a"}]}, "messages[0].role"),
             (
                 {
                     "messages": [
                         {"role": "user", "content": "a"},
-                        {"role": "tool", "content": "b"},
+                        {"role": "critic", "content": "b"},
                         {"role": "user", "content": "c"},
                     ]
                 },
@@ -178,7 +234,7 @@ class TestRequests:
             ),
             (
                 {"messages": [{"role": "assistant", "content": None, "tool_calls": [{}]}, {"role": "user", "content": "c"}]},
-                "messages[0].tool_calls",
+                "messages[0].tool_calls[0].function",
             ),
             (
                 {"messages": [{"role": "assistant", "content": "a", "function_call": {}}, {"role": "user", "content": []}]},
@@ -213,15 +269,14 @@ class TestRequests:
                 },
                 "messages[0].content",
             ),
-            ({"n": 2}, "n"),
-            ({"stop": "x"}, "stop"),
-            ({"tools": [{}]}, "tools"),
+            ({"n": 17}, "n"),
+            ({"tools": TOOLS, "tool_choice": "some"}, "tool_choice"),
             ({"functions": [{}]}, "functions"),
-            ({"logprobs": True}, "logprobs"),
+            ({"top_logprobs": 2}, "top_logprobs"),
+            ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
             ({"logit_bias": {"1": 2}}, "logit_bias"),
-            ({"presence_penalty": 0.5}, "presence_penalty"),
-            ({"frequency_penalty": -0.5}, "frequency_penalty"),
-            ({"repetition_penalty": 1.5}, "repetition_penalty"),
+            ({"use_beam_search": True}, "use_beam_search"),
+            ({"top_k": -2}, "top_k"),
             ({"best_of": 2}, "best_of"),
             ({"guided_json": {"type": "object"}}, "guided_json"),
             ({"add_generation_prompt": False}, "add_generation_prompt"),
@@ -288,13 +343,116 @@ class TestAnswers:
         assert "lost" in error["error"]["message"]
 
 
+def called() -> pb.ExtractResponse:
+    result = pb.Extraction(text="I add.", finish_reason=pb.FINISH_REASON_STOP)
+    result.tool_calls.add(name="add", arguments='{"a": 1}')
+    result.tool_calls.add(name="add", arguments="{}")
+    return pb.ExtractResponse(results=[result])
+
+
+class TestTools:
+    def test_calls_are_in_the_message(self) -> None:
+        (choice,) = json.loads(ask({**HELLO, "tools": TOOLS}).answer(called()).body)["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        calls = choice["message"]["tool_calls"]
+        assert [call["function"] for call in calls] == [
+            {"name": "add", "arguments": '{"a": 1}'},
+            {"name": "add", "arguments": "{}"},
+        ]
+        assert len({call["id"] for call in calls}) == 2
+
+    def test_calls_are_streamed_by_their_index(self) -> None:
+        stream = ask({**HELLO, "tools": TOOLS, "stream": True})
+        found = [*events(stream.tell(delta("I a"))), *events(stream.tell(pb.ExtractStreamResponse(response=called())))]
+        deltas = [one["choices"][0]["delta"] for one in found[:-1]]
+        assert "".join(each.get("content", "") for each in deltas) == "I add."
+        arguments: dict[int, str] = {}
+        for each in deltas:
+            for call in each.get("tool_calls", ()):
+                arguments[call["index"]] = arguments.get(call["index"], "") + call["function"]["arguments"]
+        assert arguments == {0: '{"a": 1}', 1: "{}"}
+        assert found[-2]["choices"][0]["finish_reason"] == "tool_calls"
+
+    def test_ollamas_calls_are_objects(self) -> None:
+        said = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{"function": {"name": "add"}}]}]
+        body = {"model": MODEL, "messages": [*said, {"role": "tool", "content": "2"}], "tools": TOOLS, "stream": False}
+        question = ask({**body, "options": {"repeat_penalty": 1.1, "seed": 3, "stop": "x"}}, ollama_chat.chat)
+        task = question.message.text
+        assert (task.item_role, list(task.stop), question.message.items[0].seed) == (pb.Turn.ROLE_TOOL, ["x"], 3)
+        assert question.renamed("text.sampling.repetition_penalty") == "options.repeat_penalty"
+        message = json.loads(question.answer(called()).body)["message"]
+        assert message["tool_calls"][0] == {"function": {"name": "add", "arguments": {"a": 1}}}
+
+
+class TestProbabilities:
+    def reply(self) -> pb.ExtractResponse:
+        tops = [pb.TokenLogprob(text="a", logprob=-0.5), pb.TokenLogprob(text="\ufffd", logprob=-1)]
+        result = pb.Extraction(text="ab", tokens=[pb.TokenLogprob(text="a", logprob=-0.5, top=tops)])
+        return pb.ExtractResponse(results=[result])
+
+    def test_of_chat(self) -> None:
+        question = ask({**HELLO, "logprobs": True, "top_logprobs": 2})
+        assert question.message.text.top_logprobs == 2
+        (token,) = json.loads(question.answer(self.reply()).body)["choices"][0]["logprobs"]["content"]
+        assert (token["token"], token["logprob"], token["bytes"]) == ("a", -0.5, [97])
+        assert [top["bytes"] for top in token["top_logprobs"]] == [[97], None]
+        assert ask({**HELLO, "logprobs": True}).message.text.HasField("top_logprobs")
+        assert not ask(HELLO).message.text.HasField("top_logprobs")
+
+    def test_of_completions(self) -> None:
+        question = ask({"model": MODEL, "prompt": "a", "logprobs": 2}, completions.complete)
+        found = json.loads(question.answer(self.reply()).body)["choices"][0]["logprobs"]
+        assert (found["tokens"], found["token_logprobs"], found["text_offset"]) == (["a"], [-0.5], [0])
+
+
+class TestCompletions:
+    def test_prompts_are_items_without_a_template(self) -> None:
+        body = {"model": MODEL, "prompt": ["a", "b"], "n": 2, "seed": 1, "stop": ["x"], "temperature": 0.5}
+        question = ask(body, completions.complete)
+        items = [pb.Item(text=text, seed=seed) for text in "ab" for seed in (1, 2)]
+        task = pb.TextTask(max_tokens=16, raw_prompt=True, stop=["x"], sampling=pb.Sampling(temperature=0.5))
+        assert question.message == pb.ExtractRequest(model=MODEL, items=items, text=task)
+        assert question.renamed("items[1].text is empty") == "prompt is empty"
+        results = [pb.Extraction(text=f" {number}", finish_reason=pb.FINISH_REASON_LENGTH) for number in range(4)]
+        answer = json.loads(question.answer(pb.ExtractResponse(results=results)).body)
+        assert [(one["index"], one["text"], one["finish_reason"]) for one in answer["choices"]] == [
+            (number, f" {number}", "length") for number in range(4)
+        ]
+
+    def test_streams_of_several_answers(self) -> None:
+        stream = ask({"model": MODEL, "prompt": ["a", "b"], "stream": True}, completions.complete)
+        told = events(stream.tell(pb.ExtractStreamResponse(deltas=[pb.ExtractDelta(item=1, text=" x")])))
+        results = [pb.Extraction(text=" y"), pb.Extraction(text=" xz")]
+        told += events(stream.tell(pb.ExtractStreamResponse(response=pb.ExtractResponse(results=results))))
+        texts = {0: "", 1: ""}
+        for one in told[:-1]:
+            texts[one["choices"][0]["index"]] += one["choices"][0]["text"]
+        assert (texts, told[-1]) == ({0: " y", 1: " xz"}, "[DONE]")
+
+    @pytest.mark.parametrize(
+        ("change", "field"),
+        [
+            ({"prompt": [1, 2]}, "prompt"),
+            ({"prompt": []}, "prompt"),
+            ({"echo": True}, "echo"),
+            ({"suffix": "a"}, "suffix"),
+            ({"logprobs": 21}, "logprobs"),
+            ({"best_of": 3}, "best_of"),
+            ({"max_tokens": 5000}, "max_tokens"),
+        ],
+    )
+    def test_refusals(self, change: dict[str, Any], field: str) -> None:
+        assert refused({"model": MODEL, "prompt": "a", **change}, completions.complete).field == field
+
+
 class TestOllama:
     def test_chat(self) -> None:
         image = base64.b64encode(b"a picture").decode()
         body = {"model": f"{MODEL}:latest", "messages": [{"role": "user", "content": "hello", "images": [image]}]}
         stream = ask({**body, "options": {"num_predict": 5, "temperature": 1}, "format": SCHEMA}, ollama_chat.chat)
         parts = [pb.Part(image=pb.Image(data=b"a picture")), pb.Part(text="hello")]
-        task = pb.TextTask(max_tokens=5, json_schema=json.dumps(SCHEMA, separators=(",", ":")))
+        schema = json.dumps(SCHEMA, separators=(",", ":"))
+        task = pb.TextTask(max_tokens=5, json_schema=schema, sampling=pb.Sampling(temperature=1))
         assert stream.message == pb.ExtractRequest(model=MODEL, items=[pb.Item(parts=parts)], text=task)
         assert stream.renamed("items[0].parts[0]") == "messages[0].images[0]"
         found = [*lines(stream.tell(delta("a"))), *lines(stream.tell(last("a text")))]
@@ -355,15 +513,12 @@ class TestOllama:
             ({"prompt": "a", "suffix": "b"}, ollama_chat.generate, "suffix"),
             ({"prompt": "a", "context": [1]}, ollama_chat.generate, "context"),
             ({"prompt": "a", "think": False}, ollama_chat.generate, "think"),
-            ({"prompt": "a", "options": {"repeat_penalty": 1.1}}, ollama_chat.generate, "options.repeat_penalty"),
-            ({"prompt": "a", "options": {"presence_penalty": 0.5}}, ollama_chat.generate, "options.presence_penalty"),
-            ({"prompt": "a", "format": "json"}, ollama_chat.generate, "format"),
-            ({"prompt": "a", "options": {"stop": ["x"]}}, ollama_chat.generate, "options.stop"),
+            ({"prompt": "a", "options": {"mirostat": 2}}, ollama_chat.generate, "options.mirostat"),
+            ({"prompt": "a", "options": {"typical_p": 0.5}}, ollama_chat.generate, "options.typical_p"),
+            ({"prompt": "a", "format": "xml"}, ollama_chat.generate, "format"),
             ({"prompt": "a", "options": {"num_predict": 5000}}, ollama_chat.generate, "options.num_predict"),
-            ({"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, ollama_chat.chat, "tools"),
             ({"messages": [{"role": "assistant", "content": "a"}]}, ollama_chat.chat, "messages[0].role"),
-            ({"messages": [{"role": "tool", "content": "a"}]}, ollama_chat.chat, "messages[0].role"),
-            ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, ollama_chat.chat, "messages[0].tool_calls"),
+            ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, ollama_chat.chat, "messages[0].tool_calls[0].function"),
             (
                 {"messages": [{"role": "user", "content": "a", "images": ["AAAA"]}, {"role": "user", "content": "b"}]},
                 ollama_chat.chat,

@@ -31,10 +31,10 @@ MODELS = [
 
 
 def is_refused(path: str, body: bytes) -> bool:
-    """Whether the edge itself refuses it: by its model or input, or a chat that the user does not end or of several answers."""
+    """Whether the edge itself refuses it: by its model or input, or a chat that the user does not end."""
     if "/chat/completions" in path:
         asked = json.loads(body)
-        return asked.get("n", 1) > 1 or asked["messages"][-1]["role"] != "user" or b"gpt-4o" in body
+        return asked["messages"][-1]["role"] != "user" or b"gpt-4o" in body
     return "/gpt-4o" in path or "/tei/nobody/" in path or any(part in body for part in REFUSED)
 
 

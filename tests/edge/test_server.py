@@ -85,7 +85,7 @@ async def test_ids_in_paths_of_verbs() -> None:
 
 async def test_what_is_not_there_is_told_in_json() -> None:
     async with edge(Script()) as http:
-        for method, path, status in (("GET", "/nothing", 404), ("GET", EMBED, 405), ("POST", "/v1/completions", 404)):
+        for method, path, status in (("GET", "/nothing", 404), ("GET", EMBED, 405), ("POST", "/v1/edits", 404)):
             reply = await http.send(method, path, b"", {})
             assert reply.status == status
             assert reply.json["error"]["message"]

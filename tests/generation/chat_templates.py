@@ -233,3 +233,21 @@ SMOLLM3 = """
 {%- endif -%}
 """
 """Reads switches in the instruction, and takes them out."""
+
+HERMES_TOOLS = (
+    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>"
+    "for each call: <tool_call>name and arguments</tool_call>{% endif %}"
+    "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant> {% endif %}"
+)
+"""In the form of Qwen's and Hermes'."""
+LLAMA_TOOLS = (
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.{% endif %}'
+    "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }}"
+    "{% for call in message.tool_calls or [] %}"
+    '{"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}{% endfor %}\n{% endfor %}'
+    "{% if add_generation_prompt %}<assistant> {% endif %}"
+)
+"""In the form of Llama 3's."""

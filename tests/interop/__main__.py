@@ -36,6 +36,7 @@ from services.edge.settings import Settings as EdgeSettings
 from services.local.mesh import running
 from services.local.settings import MINILM, Settings, known_models
 from tests.generation.served import write as write_writer
+from tests.generation.test_tools import write_caller
 from tests.interop.environments import (
     CLIENTS,
     ENVIRONMENTS,
@@ -66,6 +67,8 @@ HEAD_LINES: Final = 4
 CLASSIFIER: Final = "random/bert-classes"
 TAGGER: Final = "random/bert-entities"
 WRITER: Final = "random/qwen3-chat"
+CALLER: Final = "random/qwen3-calls"
+"""A model that calls functions."""
 SYSTEM, USER, TOKENS = "Be short.", "a text about fish", 30
 """What the writer is asked, by all clients."""
 TURNS: Final[Sequence[Turn]] = (("user", "a text"), ("assistant", "about fish"))
@@ -229,6 +232,8 @@ def write_checkpoints(root: Path) -> Path:
         (root / ".done").touch()
     if not (root / WRITER).exists():
         write_writer("qwen3", root / WRITER)
+    if not (root / CALLER).exists():
+        write_caller(root / CALLER)
     return root
 
 
@@ -260,6 +265,7 @@ def wanted_numbers(address: str) -> dict[str, Any]:
         "classifier": CLASSIFIER,
         "tagger": TAGGER,
         "writer": WRITER,
+        "caller": CALLER,
         "asked": {"system": SYSTEM, "user": USER, "tokens": TOKENS},
         "turns": [{"role": role, "content": text} for role, text in TURNS],
         "conversed": conversed[0].text,

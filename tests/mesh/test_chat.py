@@ -19,6 +19,7 @@ from tests.edge.parts import Http, head
 from tests.edge.test_server import until
 from tests.generation.chat_templates import GEMMA
 from tests.generation.served import reference, write, write_ending
+from tests.generation.test_tools import write_caller
 from tests.support.cluster import Cluster, lasting_port
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -26,6 +27,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 CHAT, SUMMARY, ENDS, GEMMA_CHAT = "random/qwen3-chat", "random/t5-writes", "random/qwen3-ends", "random/llama-as-gemma"
 TEXT = "a text that is to be made shorter"
 CHAT_PATH = "/v1/chat/completions"
+CALLS = "random/qwen3-calls"
+PLACES = {
+    "type": "object",
+    "properties": {"place": {"enum": ["here", "there"]}},
+    "required": ["place"],
+    "additionalProperties": False,
+}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": PLACES}}]
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / GEMMA_CHAT / "chat_template.jinja").write_text(GEMMA)
     write("t5", root / SUMMARY)
     write_ending("qwen3", root / ENDS)
+    write_caller(root / CALLS)
     return root
 
 
@@ -62,6 +72,61 @@ def events(data: bytes) -> list[Any]:
 
 def said(found: list[Any]) -> str:
     return "".join(one["choices"][0]["delta"].get("content", "") for one in found if one["choices"])
+
+
+async def test_sampled_answers_are_those_of_their_seeds(mesh: Cluster) -> None:
+    async with edge(*mesh.addresses) as http:
+        asked = body(CHAT, 30, temperature=1.1, top_p=0.9, seed=5)
+        one = (await http.post(CHAT_PATH, asked)).json["choices"][0]["message"]["content"]
+        several = (await http.post(CHAT_PATH, {**asked, "n": 3, "logprobs": True, "top_logprobs": 1})).json
+        texts = [choice["message"]["content"] for choice in several["choices"]]
+        assert (texts[0], len(set(texts)), several["usage"]["completion_tokens"]) == (one, 3, 90)
+        assert all(len(choice["logprobs"]["content"]) <= 30 for choice in several["choices"])
+        streamed = events((await http.post(CHAT_PATH, {**asked, "n": 3, "stream": True})).body)
+        for index, text in enumerate(texts):
+            assert said([one for one in streamed if one["choices"][0]["index"] == index]) == text
+        options = {"temperature": 1.1, "top_p": 0.9, "seed": 5, "num_predict": 30}
+        ollama = (await http.post("/api/chat", body(CHAT, 30, stream=False, options=options))).json
+        assert ollama["message"]["content"] == one
+        stop = one[10:14]
+        cut = (await http.post(CHAT_PATH, {**asked, "stop": [stop]})).json["choices"][0]
+        assert (cut["message"]["content"], cut["finish_reason"]) == (one[: one.index(stop)].strip(), "stop")
+        for change, field in (
+            ({"temperature": 11}, "temperature"),
+            ({"stop": ["a"] * 17}, "stop"),
+            ({"logit_bias": {"1": 1}}, "logit_bias"),
+        ):
+            reply = await http.post(CHAT_PATH, {**asked, **change})
+            assert (reply.status, reply.json["error"]["param"]) == (400, field)
+
+
+async def test_prompts_are_completed_without_a_template(mesh: Cluster) -> None:
+    async with shoal.AsyncClient(mesh.address, timeout=120) as client, edge(*mesh.addresses) as http:
+        found = await client.extract(CHAT, [TEXT, "another"], shoal.ReadText(max_tokens=16, raw_prompt=True))
+        framed = await client.extract(CHAT, [TEXT], shoal.ReadText(max_tokens=16))
+        assert framed[0].text != found[0].text.strip()
+        reply = (await http.post("/v1/completions", {"model": CHAT, "prompt": [TEXT, "another"]})).json
+        assert [choice["text"] for choice in reply["choices"]] == [one.text for one in found]
+        streamed = events((await http.post("/v1/completions", {"model": CHAT, "prompt": TEXT, "stream": True})).body)
+        assert "".join(one["choices"][0]["text"] for one in streamed) == found[0].text
+
+
+async def test_functions_are_called_and_their_results_answered(mesh: Cluster) -> None:
+    async with edge(*mesh.addresses) as http:
+        asked = body(CALLS, 200, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, temperature=1, seed=1)
+        (choice,) = (await http.post(CHAT_PATH, asked)).json["choices"]
+        (call,) = choice["message"]["tool_calls"]
+        assert (choice["finish_reason"], choice["message"]["content"], call["function"]["name"]) == ("tool_calls", None, "weather")
+        assert json.loads(call["function"]["arguments"])["place"] in ("here", "there")
+        streamed = events((await http.post(CHAT_PATH, {**asked, "stream": True})).body)
+        parts = [part for one in streamed for part in one["choices"][0]["delta"].get("tool_calls", ())]
+        assert "".join(part["function"]["arguments"] for part in parts) == call["function"]["arguments"]
+        assert said(streamed) == ""
+        result = [choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": "sun"}]
+        answer = (await http.post(CHAT_PATH, body(CALLS, 20, tools=TOOLS, messages=[*asked["messages"], *result]))).json
+        assert answer["usage"]["completion_tokens"] > 0
+        refused = await http.post(CHAT_PATH, body(CHAT, 20, tools=TOOLS))
+        assert (refused.status, refused.json["error"]["param"]) == (400, "tools")
 
 
 @pytest.mark.parametrize(("model", "most"), [(CHAT, 40), (SUMMARY, 600)])

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +51,41 @@ def client(writers: Cluster) -> Iterator[shoal.Client]:
         yield made
 
 
+def test_a_seed_gives_one_text_alone_and_among_others(client: shoal.Client) -> None:
+    """Two workers, batches of any composition, and requests of other sizes beside them."""
+    task = shoal.ReadText(max_tokens=40, temperature=1.2, top_p=0.95, seed=(1 << 64) - 1)
+    alone = [client.extract(CHAT, [text], task)[0].text for text in TEXTS]
+    others = shoal.ReadText(max_tokens=60, temperature=1.0)
+    with ThreadPoolExecutor(8) as threads:
+        beside = [threads.submit(client.extract, CHAT, TEXTS * 3, others) for _ in range(3)]
+        together = client.extract(CHAT, TEXTS * 4, task)
+        assert [one.text for one in together] == alone * 4
+        drawn = {one.text for each in beside for one in each.result()}
+    assert len(drawn) > 20  # without a seed each item is written by another one
+    greedy = client.extract(CHAT, TEXTS, shoal.ReadText(max_tokens=40))
+    assert not {one.text for one in greedy} & set(alone)
+
+
+def test_stop_strings_end_texts_and_their_deltas(client: shoal.Client) -> None:
+    whole = client.extract(CHAT, TEXTS[:1], shoal.ReadText(max_tokens=60))[0].text
+    stop = whole[30:37]
+    parts = list(client.extract_stream(CHAT, TEXTS[:1], shoal.ReadText(max_tokens=60, stop=stop)))
+    told = "".join(part.text for part in parts if isinstance(part, shoal.Delta))
+    assert isinstance(parts[-1], shoal.ExtractResult)
+    found = parts[-1][0]
+    assert found.text == whole[: whole.index(stop)].strip()
+    assert found.text.startswith(told)
+    assert found.finish_reason == "stop"
+    assert parts[-1].usage.output_tokens < 60
+
+
+def test_log_probabilities_are_returned(client: shoal.Client) -> None:
+    found = client.extract(CHAT, TEXTS, shoal.ReadText(max_tokens=5, top_logprobs=2))
+    assert all(0 < len(one.tokens) <= 5 and len(one.tokens[0].top) == 2 for one in found)
+    with pytest.raises(errors.InvalidInput, match="temperature is 11"):
+        client.extract(CHAT, TEXTS, shoal.ReadText(temperature=11))
+
+
 @pytest.mark.parametrize("name", [CHAT, SUMMARY])
 def test_writes_what_transformers_writes(
     name: str, client: shoal.Client, models: tuple[Path, dict[str, transformers.PreTrainedModel]]
@@ -66,8 +102,9 @@ def test_a_conversation_is_that_of_transformers(
     client: shoal.Client, models: tuple[Path, dict[str, transformers.PreTrainedModel]]
 ) -> None:
     root, made = models
-    turns: list[Turn] = [("user", "a question"), ("assistant", "an answer")]
-    task = shoal.ReadText(max_tokens=24, instruction="shorten it:", turns=turns)
+    turns = [("user", "a question"), ("assistant", "an answer")]
+    given: list[Turn] = [("user", "a question"), ("assistant", "an answer")]
+    task = shoal.ReadText(max_tokens=24, instruction="shorten it:", turns=given)
     found = client.extract(CHAT, TEXTS, task)
     assert [one.text for one in found] == [reference(made[CHAT], root / CHAT, text, 24, "shorten it:", turns) for text in TEXTS]
     alone = client.extract(CHAT, TEXTS, replace(task, turns=()))

@@ -27,7 +27,7 @@ MOST: Final = 64
 def texts(client: shoal.Client, model: str, directory: Path, *, instruction: str = "", most: int = MOST) -> None:
     """Models that read and write texts."""
     wanted = _written(directory, instruction, most)
-    _same(client.extract(model, TEXTS, shoal.ReadText(instruction=instruction, max_tokens=most)), wanted)
+    _same(client.extract(model, TEXTS, shoal.ReadText(instruction=instruction, max_tokens=most, temperature=0)), wanted)
 
 
 def _written(directory: Path, instruction: str, most: int) -> list[str]:
@@ -45,7 +45,7 @@ def conversation(client: shoal.Client, model: str, directory: Path, *, instructi
     keeps_tags = tokenizer.token_to_id("<doctag>") is not None
     kept = [[each for each in one if not keeps_tags or each not in ends] for one in ids]
     wanted = [tokenizer.decode(one, skip_special_tokens=not keeps_tags).strip() for one in kept]
-    _same(client.extract(model, IMAGES, shoal.ReadText(instruction=instruction, max_tokens=most)), wanted, ids)
+    _same(client.extract(model, IMAGES, shoal.ReadText(instruction=instruction, max_tokens=most, temperature=0)), wanted, ids)
 
 
 def _said(directory: Path, instruction: str, most: int) -> tuple[list[list[int]], set[int]]:

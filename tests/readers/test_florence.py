@@ -176,9 +176,10 @@ def test_texts_are_told_while_they_are_written_and_regions_are_not(written: tupl
         assert model.places(job) == [(0, 0), (1, 0)]
     for task in ("<OCR_WITH_REGION>", "<OD>", "<CAPTION_TO_PHRASE_GROUNDING> a lorry"):
         assert model.places(model.prepare(work_on([image], instruction=task))) == ()
+    job = model.prepare(work_on([image], text_kind="ocr"))
     ((ids,),) = written_for(model, work_on([image], text_kind="ocr"))
     whole = result_of(model, work_on([image], text_kind="ocr")).items[0].text
-    texts = [model.text(ids[:count]) for count in range(len(ids) + 1)]
+    texts = [model.text(job, ids[:count]) for count in range(len(ids) + 1)]
     assert all(whole.startswith(text) for text in texts)
     assert len(set(texts)) > 8
     assert texts[-1] == whole
@@ -189,8 +190,9 @@ def test_what_may_be_left_out_is_not_told(written: tuple[Any, Path, WriterModel]
     reader = model._reader
     assert isinstance(reader, FlorenceReader)
     ids = reader._tokenizer.encode("a <pa b <pad> c </s", add_special_tokens=False).ids
-    whole = model.text([*ids, *reader._tokenizer.encode("> d", add_special_tokens=False).ids])
-    assert all(whole.startswith(model.text(ids[:count])) for count in range(len(ids) + 1))
+    job = model.prepare(work_on(pictures()[:1], text_kind="ocr"))
+    whole = model.text(job, [*ids, *reader._tokenizer.encode("> d", add_special_tokens=False).ids])
+    assert all(whole.startswith(model.text(job, ids[:count])) for count in range(len(ids) + 1))
 
 
 def _answer(chance: random.Random, form: Form) -> str:

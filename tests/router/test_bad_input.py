@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable
 from typing import Any
 
@@ -67,6 +68,25 @@ def said(text: str = "a", role: int = pb.Turn.ROLE_USER) -> pb.Turn:
 def values(text: str) -> pb.TextTask:
     return pb.TextTask(template_values=text)
 
+
+def written(field: str, **task: Any) -> tuple[pb.ExtractRequest, str]:
+    return pb.ExtractRequest(text=pb.TextTask(**task)), field
+
+
+def tools(*names: str) -> str:
+    return json.dumps([{"type": "function", "function": {"name": name}} for name in names])
+
+
+SAMPLING: list[tuple[str, Any]] = [
+    ("temperature", 10.5),
+    ("temperature", float("nan")),
+    ("top_k", 1 << 31),
+    ("top_p", 1.1),
+    ("min_p", -0.1),
+    ("presence_penalty", 2.1),
+    ("frequency_penalty", -2.1),
+    ("repetition_penalty", 0.0),
+]
 
 EXTRACT = {
     "no task": (pb.ExtractRequest(), "task"),
@@ -212,6 +232,43 @@ EXTRACT = {
         ),
         "items",
     ),
+    "a seed where nothing is written": (
+        pb.ExtractRequest(items=[pb.Item(text="a", seed=1)], classify=pb.ClassifyTask(labels=["a"])),
+        "items[0].seed",
+    ),
+    **{f"{name} out of range": written(f"text.sampling.{name}", sampling=pb.Sampling(**{name: value})) for name, value in SAMPLING},
+    "too many stop strings": written("text.stop", stop=["a"] * 17),
+    "an empty stop string": written("text.stop[1]", stop=["a", ""]),
+    "a long stop string": written("text.stop[0]", stop=["a" * 257]),
+    "too many log probabilities": written("text.top_logprobs", top_logprobs=21),
+    "log probabilities of many items": (
+        pb.ExtractRequest(items=[TEXT] * 25, text=pb.TextTask(top_logprobs=20)),
+        "text.top_logprobs",
+    ),
+    "log probabilities of text layers": written("text.text_layer", top_logprobs=1, text_layer=pb.TextTask.TEXT_LAYER_ONLY),
+    "a prompt with an instruction": written("text.instruction", raw_prompt=True, instruction="a"),
+    "a prompt with turns": written("text.turns", raw_prompt=True, turns=[said()]),
+    "tools that are no JSON": written("text.tools", tools="[" * 5000),
+    "tools that are none": written("text.tools", tools="[]"),
+    "too many tools": written("text.tools", tools=tools(*map(str, range(65)))),
+    "tools that are long": written("text.tools", tools=tools("a") + " " * (64 << 10)),
+    "another kind of tool": written("text.tools[0]", tools='[{"type": "web_search"}]'),
+    "a tool without a name": written("text.tools[0].function.name", tools='[{"type": "function", "function": {}}]'),
+    "a tool with a name of other letters": written("text.tools[1].function.name", tools=tools("a", "b c")),
+    "two tools of one name": written("text.tools[1].function.name", tools=tools("a", "a")),
+    "tools and a schema": written("text.json_schema", tools=tools("a"), json_schema="{}"),
+    "a tool that is not there": written("text.tool", tools=tools("a"), tool="b"),
+    "a choice of no tools": written("text.tool_choice", tool_choice=pb.TextTask.TOOL_CHOICE_REQUIRED),
+    "a choice that nobody knows": (pb.ExtractRequest(text=changed(pb.TextTask(), tool_choice=9)), "text.tool_choice"),
+    "calls of a user": written(
+        "text.turns[0].tool_calls", turns=[pb.Turn(role=pb.Turn.ROLE_USER, tool_calls=[pb.ToolCall(name="a", arguments="{}")])]
+    ),
+    "a call without arguments": written(
+        "text.turns[0].tool_calls[0].arguments",
+        turns=[pb.Turn(role=pb.Turn.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(name="a", arguments="[]")])],
+    ),
+    "a result of no call": written("text.item_role", item_role=pb.Turn.ROLE_TOOL),
+    "an item of the assistant": written("text.item_role", item_role=pb.Turn.ROLE_ASSISTANT),
     "too much text": (pb.ExtractRequest(text=pb.TextTask(max_tokens=5000)), "text.max_tokens"),
 }
 

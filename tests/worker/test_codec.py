@@ -38,7 +38,7 @@ from libs.models import (
     StructureWork,
 )
 from libs.models.results import Classification, Field, Structure, Value
-from libs.models.work import TextWork, Turn
+from libs.models.work import Sampling, TextWork, ToolCall, Turn
 from services.worker.mesh import codec
 from services.worker.mesh.codec import Timings
 
@@ -111,7 +111,56 @@ def test_turns() -> None:
     turns.append(pb.Turn(role=pb.Turn.ROLE_SYSTEM, text="s"))
     request = pb.ExtractRequest(items=[item("c")], text=pb.TextTask(turns=turns, template_values='{"a": 1}'))
     wanted = TextWork(["c"], turns=(Turn("user", "a"), Turn("assistant", "b"), Turn("system", "s")), template_values='{"a": 1}')
-    assert codec.to_work(worker_pb2.Job(extract=request)) == wanted
+    made = codec.to_work(worker_pb2.Job(extract=request))
+    assert isinstance(made, TextWork)
+    assert replace(made, seeds=()) == wanted
+
+
+def test_sampling_stop_strings_and_tools() -> None:
+    calls = [pb.ToolCall(name="f", arguments="{}")]
+    task = pb.TextTask(
+        turns=[
+            pb.Turn(role=pb.Turn.ROLE_ASSISTANT, tool_calls=calls),
+            pb.Turn(role=pb.Turn.ROLE_TOOL, text="20"),
+        ],
+        sampling=pb.Sampling(temperature=0.0, top_k=3),
+        stop=["\n"],
+        top_logprobs=0,
+        raw_prompt=True,
+        tools="[]",
+        tool="f",
+        single_tool_call=True,
+        item_role=pb.Turn.ROLE_TOOL,
+    )
+    made = codec.to_work(worker_pb2.Job(extract=pb.ExtractRequest(items=[item("c")], text=task)))
+    assert isinstance(made, TextWork)
+    assert replace(made, seeds=()) == TextWork(
+        ["c"],
+        turns=(Turn("assistant", "", (ToolCall("f", "{}"),)), Turn("tool", "20")),
+        sampling=Sampling(temperature=0.0, top_k=3),
+        stops=("\n",),
+        top_logprobs=0,
+        raw_prompt=True,
+        tools="[]",
+        calls_tool=True,
+        tool="f",
+        single_tool_call=True,
+        item_role="tool",
+    )
+
+
+def test_seeds_are_the_items_or_those_of_the_job_whoever_runs_it() -> None:
+    items = [pb.Item(text="a", seed=7), pb.Item(text="a"), pb.Item(text="a")]
+    request = pb.ExtractRequest(items=items, text=pb.TextTask())
+
+    def seeds(job_id: str) -> tuple[bytes, ...]:
+        made = codec.to_work(worker_pb2.Job(job_id=job_id, extract=request))
+        assert isinstance(made, TextWork)
+        return made.seeds
+
+    assert seeds("a") == seeds("a")
+    assert seeds("a")[0] == seeds("b")[0] == (7).to_bytes(8, "little")
+    assert len({*seeds("a"), *seeds("b")}) == 5
 
 
 def test_items_of_parts() -> None:

@@ -26,7 +26,18 @@ if TYPE_CHECKING:
     from shoal.client import AsyncClient, Client
     from shoal.errors import ShoalError
     from shoal.handle import ModelHandle
-    from shoal.results import Delta, EncodeResult, Entity, Extraction, ExtractResult, LabelScore, Ragged, ScoreResult, Sparse
+    from shoal.results import (
+        Delta,
+        EncodeResult,
+        Entity,
+        Extraction,
+        ExtractResult,
+        LabelScore,
+        Ragged,
+        ScoreResult,
+        Sparse,
+        ToolCall,
+    )
     from shoal.schema import Schema
     from shoal.status import Mesh, Model, Placement
     from shoal.tasks import Classify, Document, Entities, Parts, ReadText, Regions, Relations
@@ -60,6 +71,7 @@ _MODULES = {
     "Sparse": "results",
     "Tls": "transport.trust",
     "TokenFile": "transport.trust",
+    "ToolCall": "results",
 }
 
 __all__ = [
@@ -90,6 +102,7 @@ __all__ = [
     "Sparse",
     "Tls",
     "TokenFile",
+    "ToolCall",
     "__version__",
     "errors",
 ]

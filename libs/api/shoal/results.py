@@ -302,12 +302,29 @@ class Structure:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function. `arguments`: a JSON object."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's text, with U+FFFD for a part of a character, and its log probability. `top`: the likeliest tokens in its place."""
+
+    text: str
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Extraction:
     """What was found in one item. Only the fields of the requested task are filled, for a schema what it asks for.
 
     `text`: what a model wrote, which ended it (`finish_reason` "stop") or was cut off ("length"); `form`: what it says as JSON, of
     models that write a form. `pages`: of an item of pages, instead of `text`; `document_pages`: how many its documents have, read
-    or not.
+    or not. `tool_calls`: the functions that a model called. `tokens`: those of `text`, where `top_logprobs` asked for them.
     """
 
     entities: tuple[Entity, ...] = ()
@@ -323,6 +340,8 @@ class Extraction:
     form: Mapping[str, object] | None = None
     truncated: bool = False
     """Whether results were left out, those with the lowest scores: more was found than the item's share of the answer holds."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tokens: tuple[TokenLogprob, ...] = ()
 
     def __repr__(self) -> str:
         found = ((field.name, getattr(self, field.name)) for field in fields(self))

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.results import Entity
+from shoal.results import Entity, ToolCall
 from shoal.schema import Schema
 
 
@@ -75,7 +75,8 @@ Scale = Literal["logit", "probability"]
 # What happens to an item that is empty, too long (truncation "none") or not a text: the call fails, or the item is skipped.
 OnInvalid = Literal["raise", "skip"]
 # What was said before, by the user, the model or who set it up: ("user", "Who was Ada?"), ("assistant", "A mathematician.").
-Turn: TypeAlias = tuple[Literal["user", "assistant", "system"], str]
+# An assistant's calls of functions are a third value, and what a function returned is said by "tool".
+Turn: TypeAlias = tuple[Literal["user", "assistant", "system", "tool"], str] | tuple[Literal["assistant"], str, Sequence[ToolCall]]
 # What to do with the text that a document's pages have already.
 TextLayer = Literal["prefer", "only", "never"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
@@ -144,6 +145,16 @@ class ReadText:
     `turns`: what was said before each item, which is the user's next message: `[("user", "Who was Ada?"), ("assistant", "A
     mathematician.")]`. For models with a chat template, as `template_values` are: values that it looks for, such as
     `{"enable_thinking": False}`.
+
+    Tokens are chosen as the model's generation_config.json says unless `temperature` (0: always the likeliest token), `top_k`,
+    `top_p`, `min_p` or a penalty is given. `seed`: one seed gives one text for an item, whatever is written together with it;
+    without one, each item of each request has another. `stop`: texts that an answer ends before. `top_logprobs` (0..20): answers
+    have `tokens`, with their log probabilities and as many of the likeliest ones in the place of each. `raw_prompt`: an item is
+    the whole prompt, without a chat template.
+
+    `tools`: functions that the model may call, in OpenAI's form, as dicts; answers have `tool_calls`. `tool_choice`: "auto" (the
+    default), "required", or the name of the function to call. `single_tool_call`: one call at most. `item_role` "tool": the items
+    are what a function that was called in `turns` returned.
     """
 
     kind: Literal["caption", "detailed_caption", "ocr", "ocr_regions"] = "caption"
@@ -154,6 +165,21 @@ class ReadText:
     schema: Mapping[str, object] | str | None = None
     turns: Sequence[Turn] = ()
     template_values: Mapping[str, str | float | bool | None] | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: Sequence[str] | str = ()
+    top_logprobs: int | None = None
+    raw_prompt: bool = False
+    tools: Sequence[Mapping[str, object]] = ()
+    tool_choice: str = "auto"
+    single_tool_call: bool = False
+    item_role: Literal["user", "tool"] = "user"
 
 
 Task = Entities | Classify | Relations | Regions | ReadText | Schema

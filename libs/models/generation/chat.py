@@ -15,9 +15,11 @@ from typing import Final, Literal
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput, ModelBroken
+from libs.models.generation.tools import tool_form
 from libs.models.text.tokenising.renderer import SPECIAL_TOKENS, Renderer, rendered_text, special_tokens
+from libs.models.work import ToolCall
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 
 FIELD: Final = "text.turns"
 VALUES_FIELD: Final = "text.template_values"
@@ -29,11 +31,12 @@ _PLACEHOLDER: Final = "\ue000"
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`field`: its path in the job."""
+    """`field`: its path in the job. `calls`: of an assistant."""
 
     role: Role
     text: str
     field: str
+    calls: tuple[ToolCall, ...] = ()
 
 
 class ChatTemplate:
@@ -42,6 +45,8 @@ class ChatTemplate:
     def __init__(self, card: Card, root: Path) -> None:
         """`root`: where the tokenizer is. Raises ModelBroken for a template without a place for a user's message."""
         self._parts = card.message_parts
+        self.tool_form = tool_form(card.template)
+        """How it has calls of functions; None: it has none that are served."""
         given = {"tools": None, "documents": None, "add_generation_prompt": True}
         self._values: Mapping[str, object] = {**given, **special_tokens(root), **card.template_values}
         self._renderer = Renderer(card.template)
@@ -52,12 +57,17 @@ class ChatTemplate:
         self.has_system = _PLACEHOLDER in after.text
         """Whether there is a place for an instruction: some templates allow no message of the role system, others leave it out."""
 
-    def prompt(self, messages: Sequence[Message], template_values: str = "") -> str:
-        """The whole prompt. The last message is the user's. `template_values`: what the template is given besides, a JSON object.
+    def prompt(self, messages: Sequence[Message], template_values: str = "", tools: str = "") -> str:
+        """The whole prompt. The last message is the user's or a tool's.
+
+        `template_values`: what the template is given besides, a JSON object; `tools`: functions that may be called, a JSON list.
 
         Raises InvalidInput for a conversation that the template does not take, and for values that it does not look for.
         """
-        (prompt,) = self._rendered(messages, [self._given(messages)], template_values)
+        given = self._given(messages)
+        if tools:
+            given = {**given, "tools": json.loads(tools)}
+        (prompt,) = self._rendered(messages, [given], template_values)
         return prompt
 
     def around(self, messages: Sequence[Message], template_values: str = "", *, with_image: bool) -> tuple[str, str]:
@@ -99,5 +109,12 @@ class ChatTemplate:
         if self._parts:
             parts: list[list[dict[str, str]]] = [[{"type": "text", "text": message.text}] for message in messages]
             contents = [*parts[:-1], [*([{"type": "image"}] if with_image else []), *parts[-1]]]
-        said = [{"role": message.role, "content": content} for message, content in zip(messages, contents, strict=True)]
+        said = [
+            {"role": message.role, "content": content} | ({"tool_calls": _called(message.calls)} if message.calls else {})
+            for message, content in zip(messages, contents, strict=True)
+        ]
         return {**self._values, "messages": said}
+
+
+def _called(calls: Sequence[ToolCall]) -> list[dict[str, object]]:
+    return [{"type": "function", "function": {"name": call.name, "arguments": json.loads(call.arguments)}} for call in calls]

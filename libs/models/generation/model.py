@@ -17,6 +17,7 @@ from libs.models.documents import Page
 from libs.models.generation.decoding.loop import DecodeLoop
 from libs.models.generation.decoding.sequences import DecodeSequence, Request, pages_needed
 from libs.models.generation.reader import Reader
+from libs.models.generation.stops import settled
 from libs.models.loaded.tiers import Arena, ParkedModel
 from libs.models.results import Extraction, ExtractResult, PageText, Result
 from libs.models.text.checks import need_task
@@ -31,6 +32,7 @@ from libs.models.work import (
     Prepared,
     RegionsWork,
     TextWork,
+    TokenScore,
     Unfinished,
     Work,
     WriteWork,
@@ -62,6 +64,7 @@ class _Writing:
     request: Request
     decoding: DecodeSequence | None = None
     ids: list[int] = field(default_factory=list)
+    scores: list[TokenScore] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ class WriterModel:
         if not asked:
             notes = _Notes(replace(work, texts=[], parts={}), None, items)
             return Prepared(replace(work, parts={}), WRITE, [], notes=notes)
-        own = replace(work, texts=[""] * len(asked), parts=dict(enumerate(asked)))
+        own = replace(work, texts=[""] * len(asked), parts=dict(enumerate(asked)), seeds=_seeds(work, items))
         sequences, of_reader = self._reader.prepare(own, go_on)
         fields = tuple(parts[0].field for parts in asked)
         return self._prepared(work, sequences, _Notes(_without_images(own), of_reader, items), fields)
@@ -154,9 +157,16 @@ class WriterModel:
             found |= {text[0]: (number, text[1]) for text in item.texts if not isinstance(text, PageText)}
         return [found[place] for place in sorted(found)] if len(found) == len(prepared.sequences) else ()
 
-    def text(self, ids: Sequence[int]) -> str:
-        """Of the tokens so far, without space around it, as that of an answer."""
-        return self._reader.text(list(ids)).strip()
+    def text(self, prepared: Prepared, ids: Sequence[int]) -> str:
+        """Of the tokens so far of a sequence of this job: the beginning of its answer's text."""
+        text, notes = self._reader.text(list(ids)), prepared.notes
+        work = notes.work if isinstance(notes, _Notes) else None
+        if not isinstance(work, TextWork):
+            return text.strip()
+        found = settled(text, work.stops)
+        if work.tools and self._reader.tool_form is not None:
+            found = self._reader.tool_form.settled(found)
+        return found if work.raw_prompt else found.strip()
 
     # The device thread
 
@@ -220,7 +230,10 @@ class WriterModel:
             decoding = [each.decoding for each in among.values() if each.decoding is not None]
             has_ended = False
             for written in loop.step(decoding, between):
-                among[id(written.sequence)].ids += written.ids
+                writing = among[id(written.sequence)]
+                writing.ids += written.ids
+                if written.score is not None:
+                    writing.scores.append(written.score)
                 has_ended |= written.finish is not None
             if has_ended or time.perf_counter() >= until:
                 return
@@ -232,7 +245,7 @@ class WriterModel:
             return Unfinished() if writing is None else Unfinished(writing.ids)
         del self._writing[id(sequence)]
         finish = writing.decoding.finish
-        return WrittenIds(np.array(writing.ids, np.int32), "stop" if finish == "stop" else "length")
+        return WrittenIds(np.array(writing.ids, np.int32), "stop" if finish == "stop" else "length", tuple(writing.scores))
 
     # Memory; no call of the model is in progress
 
@@ -289,6 +302,9 @@ def _items(work: TextWork, go_on: GoOn) -> tuple[tuple[_Item, ...], list[Parts]]
         for part in parts:
             go_on()
             page = part.content
+            if work.top_logprobs is not None or work.tools:
+                name = "text.tools" if work.tools else "text.top_logprobs"
+                raise InvalidInput(f"answers about pages of documents have no {name}: send images instead", field=name)
             if not isinstance(page, Page):
                 raise InvalidInput("an item with a document has no other parts: send them as items", field=part.field)
             lengths[page.document.key] = page.document.length
@@ -300,6 +316,14 @@ def _items(work: TextWork, go_on: GoOn) -> tuple[tuple[_Item, ...], list[Parts]]
                 asked.append((part,))
         items.append(_Item(tuple(texts), sum(lengths.values())))
     return tuple(items), asked
+
+
+def _seeds(work: TextWork, items: Sequence[_Item]) -> tuple[bytes, ...]:
+    """Of each text that is to be written: its item's, with the page where it is a document's."""
+    if not work.seeds:
+        return ()
+    texts = [(text, seed) for item, seed in zip(items, work.seeds, strict=True) for text in item.texts]
+    return tuple(seed + text[1].to_bytes(4, "little") for text, seed in texts if not isinstance(text, PageText))
 
 
 def _answer(item: _Item, written: Sequence[Extraction]) -> Extraction:

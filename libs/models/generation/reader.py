@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Final, Protocol
+
+from tokenizers import Tokenizer
+from torch import Tensor
 
 from libs.catalog.card import Card
 from libs.errors import TaskNotSupported
-from libs.models.generation.decoding.rules import Allows
+from libs.models.generation.decoding.rules import Ids
 from libs.models.generation.decoding.sequences import Request
+from libs.models.generation.decoding.settings import Settings
 from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.grammars import FIELD, Grammar, form_of
-from libs.models.results import Extraction, ExtractResult
-from libs.models.work import Between, GoOn, InputSequence, TextWork, WriteWork, WrittenIds
+from libs.models.generation.stops import StopStrings, before_stop
+from libs.models.generation.tools import FIELD as TOOLS_FIELD
+from libs.models.generation.tools import ToolForm
+from libs.models.packed import GivenRows
+from libs.models.results import Extraction, ExtractResult, TokenLogprob
+from libs.models.work import Between, GoOn, InputSequence, Sampling, TextWork, WriteWork, WrittenIds
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids to their text."""
+TokenText = Callable[[int], str]
+"""A token to its text alone; empty for one that is not in texts."""
+
+_WORD: Final = "\u2581"
+"""What tokens of SentencePiece have for the space before a word, which their decoders leave out at the beginning of a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`InputSequence.input` of readers with a chat template. `most`: tokens of the answer, 0: the checkpoint's own number."""
+    """`InputSequence.input` of readers of texts and conversations. `most`: tokens of the answer, 0: the checkpoint's own number.
+
+    The others are those of `Request`; a grammar and `ends` are the job's, a seed is the sequence's.
+    """
 
     most: int
     grammar: Grammar | None = None
+    settings: Settings | None = None
+    ends: StopStrings | None = None
+    top_logprobs: int | None = None
+    seed: bytes = b""
 
     @staticmethod
     def of(sequence: InputSequence) -> Asked:
@@ -28,9 +52,77 @@ class Asked:
             raise TypeError("`input` is that of `prepare`")
         return sequence.input
 
-    def allows(self) -> Allows | None:
-        """The grammar from its beginning, since a sequence may be written again."""
-        return None if self.grammar is None else self.grammar.allows()
+    def request(
+        self, prompt: Ids | None = None, states: Tensor | None = None, given: GivenRows | None = None, axes: Ids | None = None
+    ) -> Request:
+        """With the grammar from its beginning, since a sequence may be written again."""
+        return Request(
+            prompt=prompt,
+            states=states,
+            most=self.most or None,
+            settings=self.settings,
+            allows=None if self.grammar is None else self.grammar.allows(),
+            given=given,
+            axes=axes,
+            seed=self.seed,
+            ends=self.ends,
+            top_logprobs=self.top_logprobs,
+        )
+
+
+def asked(work: TextWork, card: Card, settings: Settings, decode: Decode, grammar: Grammar | None) -> list[Asked]:
+    """One for each item. `settings`: the checkpoint's; `decode`: tokens to text. Raises TaskNotSupported."""
+    own = sampled_settings(settings, work.sampling)
+    if work.top_logprobs is not None and own.beams > 1:
+        reason = f"answers of {card.model} are by {own.beams} beams, which have no log probabilities: set a temperature above 0"
+        raise TaskNotSupported(reason, field="text.top_logprobs")
+    ends = StopStrings(decode, work.stops) if work.stops else None
+    same = Asked(work.max_tokens, grammar, None if own == settings else own, ends, work.top_logprobs)
+    return [replace(same, seed=seed) for seed in work.seeds or (b"",) * len(work.texts)]
+
+
+def sampled_settings(settings: Settings, sampling: Sampling) -> Settings:
+    """The checkpoint's settings as a request changes them. Answers that are sampled are not by beams."""
+    given = {name: value for name in _SAMPLING if (value := getattr(sampling, name)) is not None}
+    temperature = sampling.temperature
+    if temperature is None and (sampling.top_k or sampling.min_p or (sampling.top_p is not None and sampling.top_p < 1)):
+        temperature = settings.temperature or 1.0
+    if temperature is not None:
+        given["temperature"] = temperature
+    if temperature:
+        given["beams"] = 1
+    return replace(settings, **given)
+
+
+_SAMPLING: Final = tuple(field.name for field in fields(Sampling))
+
+
+def refuse_tools(work: WriteWork, card: Card) -> None:
+    """For models without a chat template that has tools in a form that is served. Raises TaskNotSupported."""
+    if not isinstance(work, TextWork):
+        return
+    cure = "the chat templates of Qwen 2.5 and 3, Hermes and Llama 3 have them"
+    if work.tools:
+        raise TaskNotSupported(f"{card.model} calls no functions: {cure}", field=TOOLS_FIELD)
+    if work.item_role == "tool" or any(turn.tool_calls or turn.role == "tool" for turn in work.turns):
+        raise TaskNotSupported(f"{card.model} reads no results of functions: {cure}", field="text.turns")
+
+
+def refuse_sampling(work: WriteWork, card: Card) -> None:
+    """For models with answers in a form of theirs, which are always the likeliest. Raises TaskNotSupported."""
+    if not isinstance(work, TextWork):
+        return
+    own = sampled_settings(Settings(), work.sampling)
+    is_set = {
+        "text.sampling": replace(own, top_k=0, top_p=1.0, min_p=0.0) != Settings(),
+        "text.stop": bool(work.stops),
+        "text.top_logprobs": work.top_logprobs is not None,
+        "text.raw_prompt": work.raw_prompt,
+    }
+    refuse_tools(work, card)
+    for name, was_set in is_set.items():
+        if was_set:
+            raise TaskNotSupported(f"{card.model} writes the likeliest answer to an image: leave {name} out", field=name)
 
 
 def refuse_schema(work: WriteWork, card: Card) -> None:
@@ -50,10 +142,43 @@ def refuse_chat(work: WriteWork, card: Card) -> None:
         raise TaskNotSupported(f"{card.model} has no chat template to give values to", field="text.template_values")
 
 
-def extraction(work: WriteWork, text: str, finish: Literal["stop", "length"]) -> Extraction:
-    """An answer, with what it says where it is JSON. Raises InvalidInput for one whose grammar could not be followed to its end."""
-    form = form_of(text, finish) if isinstance(work, TextWork) and work.json_schema else None
-    return Extraction(text=text, finish=finish, json=form)
+def extraction(
+    work: WriteWork, whole: str, written: WrittenIds, token_text: TokenText, tools: ToolForm | None = None
+) -> Extraction:
+    """An answer, with what it says where it is JSON, its calls of functions and its tokens. `whole`: the text of all its tokens.
+
+    Raises InvalidInput for one whose grammar could not be followed to its end.
+    """
+    if not isinstance(work, TextWork):
+        return Extraction(text=whole.strip(), finish=written.finish)
+    text = before_stop(whole, work.stops)
+    tokens = _tokens(len(text), written, token_text) if written.scores else ()
+    is_whole = len(text) == len(whole)
+    text, calls = tools.read(text) if tools is not None and work.tools else (text, ())
+    text = text if work.raw_prompt else text.strip()
+    form = form_of(text, written.finish) if work.json_schema and is_whole else None
+    return Extraction(text=text, finish=written.finish, json=form, tokens=tokens, tool_calls=calls)
+
+
+def _tokens(characters: int, written: WrittenIds, token_text: TokenText) -> tuple[TokenLogprob, ...]:
+    """Those that a text of this many characters is made of: neither a stop token nor those of a stop string."""
+    found: list[TokenLogprob] = []
+    for number, score in zip(written.ids.tolist(), written.scores, strict=True):
+        text = token_text(number)
+        if characters <= 0:
+            break
+        characters -= len(text)
+        top = tuple(TokenLogprob(token_text(other), logprob) for other, logprob in score.top)
+        if text:
+            found.append(TokenLogprob(text, score.logprob, top))
+    return tuple(found)
+
+
+def token_text(tokenizer: Tokenizer, number: int) -> str:
+    """A token's text alone, with the space before a word; empty for a special token."""
+    text: str = tokenizer.decode([number])
+    begins_word = (tokenizer.id_to_token(number) or "").startswith(_WORD)
+    return f" {text}" if begins_word and not text.startswith(" ") else text
 
 
 class Reader(Protocol):
@@ -63,6 +188,10 @@ class Reader(Protocol):
     """
 
     writer: Writer
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        """The form in which its answers call functions; None: they call none."""
 
     def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
         """A job's prompts, and notes for `finish`. Raises InvalidInput with the path of the item.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,8 +15,8 @@ from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
 from libs.models.generation.chat import ChatTemplate, Message
 from libs.models.generation.decoding.sequences import Request
 from libs.models.generation.decoding.writer import Writer
-from libs.models.generation.grammars import Grammars
-from libs.models.generation.reader import Asked, extraction, refuse_chat, refuse_schema
+from libs.models.generation.grammars import Grammar, Grammars
+from libs.models.generation.reader import Asked, asked, extraction, refuse_chat, refuse_schema, refuse_tools, token_text
 from libs.models.results import ExtractResult
 from libs.models.text.checks import unsupported
 from libs.models.text.tokenising.text import TextProcessor
@@ -36,6 +37,7 @@ class TextReader:
         self._text = TextProcessor(tokenizer, limit=card.max_tokens, segments=False)
         self._grammars = Grammars(tokenizer, writer.settings.vocabulary or writer.vocabulary, writer.settings.stops)
         self._chat = ChatTemplate(card, root) if card.template else None
+        self.tool_form = None if self._chat is None else self._chat.tool_form
 
     def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
         """As `Reader.prepare`; `input` of a sequence is `Asked`."""
@@ -49,9 +51,9 @@ class TextReader:
             refuse_schema(work, self._card)
         if self._chat is None:
             refuse_chat(work, self._card)
-        asked = Asked(work.max_tokens, self._grammars.of(work.json_schema))
+        every = asked(work, self._card, self.writer.settings, self._tokenizer.decode, self._grammar(work))
         found: list[InputSequence] = []
-        for parts in items_as_parts(work):
+        for parts, own in zip(items_as_parts(work), every, strict=True):
             go_on()
             texts = []
             for part in parts:
@@ -66,16 +68,21 @@ class TextReader:
             if len(ids) > longest:
                 message = f"the text has more than {max(longest, 0):,} tokens with its prompt, which leaves no room for the answer"
                 raise InputTooLong(f"{message}: shorten it, or ask for fewer tokens", field=field)
-            found.append(InputSequence(ids, input=asked))
+            found.append(InputSequence(ids, input=own))
         return found, None
 
+    def _grammar(self, work: TextWork) -> Grammar | None:
+        if self.tool_form is None:
+            refuse_tools(work, self._card)
+        elif work.tools:
+            return self._grammars.of_tools(work, self.tool_form)
+        return self._grammars.of(work.json_schema)
+
     def requests(self, sequences: list[InputSequence], between: Between) -> list[Request]:
-        asked = [Asked.of(each) for each in sequences]
         if self.writer.encoder is None:
-            own = zip(sequences, asked, strict=True)
-            return [Request(prompt=each.ids, most=one.most or None, allows=one.allows()) for each, one in own]
+            return [Asked.of(each).request(each.ids) for each in sequences]
         states = self.writer.encode([each.ids for each in sequences], between)
-        return [Request(states=each, most=one.most or None) for each, one in zip(states, asked, strict=True)]
+        return [Asked.of(each).request(states=own) for own, each in zip(states, sequences, strict=True)]
 
     def reads_along(self, notes: object) -> bool:
         return True
@@ -84,17 +91,17 @@ class TextReader:
         return self._tokenizer.decode(ids).rstrip(_INCOMPLETE)
 
     def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
-        texts = [self._tokenizer.decode(each.ids.tolist()).strip() for each in written]
-        items = [extraction(work, text, each.finish) for text, each in zip(texts, written, strict=True)]
+        own_text = partial(token_text, self._tokenizer)
+        items = [extraction(work, self._tokenizer.decode(each.ids.tolist()), each, own_text, self.tool_form) for each in written]
         return ExtractResult(items, sum(len(each.ids) for each in written))
 
     def _ids(self, text: str, field: str, work: TextWork, go_on: GoOn) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
         """The prompt's ids, or one more than the limit of them. `field`: the text's path."""
-        if self._chat is None:
+        if self._chat is None or work.raw_prompt:
             whole = f"{work.instruction} {text}" if work.instruction else text
             (part,) = self._text.encode([whole], "end", lambda _: "", limit=self._text.limit + 1, go_on=go_on)
             return part.ids
-        prompt = self._chat.prompt(_messages(text, field, work, has_system=self._chat.has_system), work.template_values)
+        prompt = self._chat.prompt(_messages(text, field, work, has_system=self._chat.has_system), work.template_values, work.tools)
         ((ids, is_whole),) = self._text.encode_plain([prompt], "end", go_on)
         return ids if is_whole else np.zeros(self._text.limit + 1, np.int32)
 
@@ -105,8 +112,8 @@ class TextReader:
 
 def _messages(text: str, field: str, work: TextWork, *, has_system: bool) -> list[Message]:
     """The conversation that ends with a text."""
-    turns = [Message(turn.role, turn.text, f"text.turns[{number}].text") for number, turn in enumerate(work.turns)]
-    said = [*turns, Message("user", text, field)]
+    turns = [Message(turn.role, turn.text, f"text.turns[{number}].text", turn.tool_calls) for number, turn in enumerate(work.turns)]
+    said = [*turns, Message(work.item_role, text, field)]
     if not work.instruction:
         return said
     if has_system:

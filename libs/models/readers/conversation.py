@@ -22,7 +22,7 @@ from libs.models.generation.decoding.sequences import Request
 from libs.models.generation.decoding.settings import Settings
 from libs.models.generation.decoding.writer import LanguageHead, Writer
 from libs.models.generation.grammars import Grammars
-from libs.models.generation.reader import Asked, extraction, refuse_chat
+from libs.models.generation.reader import Asked, asked, extraction, refuse_chat, refuse_tools, token_text
 from libs.models.images.vlm import smart, tiles
 from libs.models.images.vlm.families import glm, lighton, paddleocr
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
@@ -171,7 +171,7 @@ class ConversationReader:
     before each item."""
 
     def __init__(self, card: Card, model: ConversationModel) -> None:
-        self.writer = model.writer
+        self.writer, self.tool_form = model.writer, None
         self._card, self._input, self._tokenizer = card, model.parts.input, model.tokenizer
         settings = model.writer.settings
         self._grammars = Grammars(model.tokenizer, settings.vocabulary or model.writer.vocabulary, settings.stops)
@@ -186,10 +186,16 @@ class ConversationReader:
             raise TaskNotSupported(f"{self._card.model} reads whole images", field="text.region")
         if work.text_kind == "ocr_regions":
             raise TaskNotSupported(f"{self._card.model} finds no regions", field="text.kind")
+        refuse_tools(work, self._card)
+        if work.raw_prompt:
+            raise TaskNotSupported(
+                f"{self._card.model} reads messages, and no prompts without a chat template", field="text.raw_prompt"
+            )
         if self._conversation.template is None:
             refuse_chat(work, self._card)
-        found, asked = [], Asked(work.max_tokens, self._grammars.of(work.json_schema))
-        for item in items_as_parts(work):
+        found, grammar = [], self._grammars.of(work.json_schema)
+        every = asked(work, self._card, self.writer.settings, self._decoded, grammar)
+        for item, own in zip(items_as_parts(work), every, strict=True):
             go_on()
             path = item[0].field if len(item) == 1 else item[0].field.rpartition(".parts")[0]
             parts = self._asked(item, work)
@@ -202,7 +208,7 @@ class ConversationReader:
             ids = sequence.ids.copy()
             if sequence.rows is not None:  # repetition rules count the image tokens of a prompt, as transformers does
                 ids[sequence.rows.places] = self._input.mark
-            found.append(replace(sequence, ids=ids, input=asked))
+            found.append(replace(sequence, ids=ids, input=own))
         return found, None
 
     @torch.inference_mode()
@@ -218,14 +224,12 @@ class ConversationReader:
                 given.append(GivenRows(to_device(each.places, values.device).long(), first, tuple(deeper)))
         of_images = iter(given)
         return [
-            Request(
-                prompt=each.ids,
-                most=asked.most or None,
-                allows=asked.allows(),
+            Asked.of(each).request(
+                each.ids,
                 given=None if each.rows is None else next(of_images),
                 axes=None if each.axes is None else each.axes.astype(np.int32, copy=False),
             )
-            for each, asked in ((each, Asked.of(each)) for each in sequences)
+            for each in sequences
         ]
 
     def reads_along(self, notes: object) -> bool:
@@ -235,11 +239,14 @@ class ConversationReader:
         return self._decoded(ids).rstrip(_INCOMPLETE)
 
     def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
-        items = [extraction(work, self._decoded(each.ids.tolist()).strip(), each.finish) for each in written]
+        items = [extraction(work, self._decoded(each.ids.tolist()), each, self._token_text) for each in written]
         return ExtractResult(items, sum(len(each.ids) for each in written))
 
-    def _decoded(self, ids: list[int]) -> str:
-        kept = ids if self._skips else [each for each in ids if each not in self.writer.settings.stops]
+    def _token_text(self, number: int) -> str:
+        return token_text(self._tokenizer, number) if self._skips else self._decoded([number])
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        kept = list(ids) if self._skips else [each for each in ids if each not in self.writer.settings.stops]
         return self._tokenizer.decode(kept, skip_special_tokens=self._skips)
 
     def _asked(self, item: tuple[Part, ...], work: TextWork) -> list[Part]:

@@ -23,7 +23,7 @@ from libs.models.generation.decoding.settings import Settings
 from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.families import bart
 from libs.models.generation.grammars import fits
-from libs.models.generation.reader import refuse_chat, refuse_schema
+from libs.models.generation.reader import refuse_chat, refuse_sampling, refuse_schema
 from libs.models.images.detection.building import fill, on_meta
 from libs.models.images.detection.swin import Swin, SwinSpec, map_sizes, rename
 from libs.models.images.families import deit, vit
@@ -224,7 +224,7 @@ class EncoderDecoderReader:
     """Implements `Reader`. The cross attention's states are an image's; `ids` of a sequence are as many as these."""
 
     def __init__(self, card: Card, model: EncoderDecoder) -> None:
-        self.writer = model.writer
+        self.writer, self.tool_form = model.writer, None
         self._card, self._model, self._tokenizer = card, model, model.tokenizer
         added = [token.content for token in model.tokenizer.get_added_tokens_decoder().values()]
         self._categories = frozenset(token for token in added if token.startswith("<") and token.endswith("/>"))
@@ -234,6 +234,7 @@ class EncoderDecoderReader:
             raise unsupported(work, self._card)
         refuse_schema(work, self._card)
         refuse_chat(work, self._card)
+        refuse_sampling(work, self._card)
         if work.region is not None:
             raise TaskNotSupported(f"{self._card.model} reads whole images", field="text.region")
         if work.text_kind == "ocr_regions":

@@ -20,7 +20,7 @@ from libs.models.generation.decoding.sequences import Request
 from libs.models.generation.decoding.settings import Settings
 from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.families import bart
-from libs.models.generation.reader import refuse_chat, refuse_schema
+from libs.models.generation.reader import refuse_chat, refuse_sampling, refuse_schema
 from libs.models.images.detection.building import fill, on_meta, processor_values
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.spec import Config
@@ -197,13 +197,14 @@ class FlorenceReader:
     """Implements `Reader`. `TextWork.instruction`: a task by the name that Florence-2's processors have for it, with its text."""
 
     def __init__(self, card: Card, model: Florence) -> None:
-        self.writer = model.writer
+        self.writer, self.tool_form = model.writer, None
         self._card, self._model, self._tokenizer = card, model, model.tokenizer
         self._ends = [self._special(each) for each in _FRAME[:2]]
 
     def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
         refuse_schema(work, self._card)
         refuse_chat(work, self._card)
+        refuse_sampling(work, self._card)
         found: list[InputSequence] = []
         notes: list[_Asked] = []
         for item, parts in enumerate(items_as_parts(work)):

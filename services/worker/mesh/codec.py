@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Final, Literal, TypeVar
 
 import numpy as np
@@ -49,8 +50,8 @@ from libs.models import (
     Work,
 )
 from libs.models.documents import DocumentFile
-from libs.models.results import Field
-from libs.models.work import GoOn, TextKind, TextLayer, TextWork, Turn, go_on_anyway
+from libs.models.results import Field, TokenLogprob
+from libs.models.work import GoOn, Sampling, TextKind, TextLayer, TextWork, ToolCall, Turn, go_on_anyway
 from libs.versions import WIRE_VERSION
 
 _Word = TypeVar("_Word")
@@ -128,7 +129,8 @@ _TEXT_LAYERS: dict[int, TextLayer] = {
     inference_pb2.TextTask.TEXT_LAYER_ONLY: "only",
     inference_pb2.TextTask.TEXT_LAYER_NEVER: "never",
 }
-_SPEAKERS: dict[int, Literal["user", "assistant", "system"]] = {
+_SPEAKERS: dict[int, Literal["user", "assistant", "system", "tool"]] = {
+    inference_pb2.Turn.ROLE_TOOL: "tool",
     inference_pb2.Turn.ROLE_USER: "user",
     inference_pb2.Turn.ROLE_ASSISTANT: "assistant",
     inference_pb2.Turn.ROLE_SYSTEM: "system",
@@ -172,7 +174,7 @@ def to_work(job: worker_pb2.Job, *, scope: str | None = None) -> Work:
         case "score":
             return _score_work(job.score, scope)
         case "extract":
-            return _extract_work(job.extract, scope)
+            return _extract_work(job.extract, scope, job.job_id)
     raise TaskNotSupported(f"no operation of the job is known to this worker (wire version {WIRE_VERSION}): upgrade it")
 
 
@@ -325,7 +327,7 @@ def _score_work(request: inference_pb2.ScoreRequest, scope: str | None) -> Score
 
 
 def _extract_work(
-    request: inference_pb2.ExtractRequest, scope: str | None
+    request: inference_pb2.ExtractRequest, scope: str | None, job_id: str
 ) -> EntitiesWork | ClassifyWork | RelationsWork | RegionsWork | TextWork | StructureWork:
     truncation = _word(_TRUNCATIONS, request.truncation, "truncation")
     match request.WhichOneof("task"):
@@ -384,6 +386,16 @@ def _extract_work(
                 json_schema=request.text.json_schema,
                 turns=tuple(_turn(turn, f"text.turns[{index}]") for index, turn in enumerate(request.text.turns)),
                 template_values=request.text.template_values,
+                sampling=_sampling(request.text.sampling),
+                seeds=tuple(_seed(item, job_id, index) for index, item in enumerate(request.items)),
+                stops=tuple(request.text.stop),
+                top_logprobs=request.text.top_logprobs if request.text.HasField("top_logprobs") else None,
+                raw_prompt=request.text.raw_prompt,
+                tools=request.text.tools,
+                calls_tool=request.text.tool_choice == inference_pb2.TextTask.TOOL_CHOICE_REQUIRED or bool(request.text.tool),
+                tool=request.text.tool,
+                single_tool_call=request.text.single_tool_call,
+                item_role="tool" if request.text.item_role == inference_pb2.Turn.ROLE_TOOL else "user",
             )
         case "structure":
             return StructureWork(_texts(request.items, "items"), _schema(request.structure), truncation)
@@ -394,7 +406,19 @@ def _extract_work(
 
 
 def _turn(turn: inference_pb2.Turn, field: str) -> Turn:
-    return Turn(_word(_SPEAKERS, turn.role, f"{field}.role"), turn.text)
+    calls = tuple(ToolCall(call.name, call.arguments) for call in turn.tool_calls)
+    return Turn(_word(_SPEAKERS, turn.role, f"{field}.role"), turn.text, calls)
+
+
+def _sampling(sampling: inference_pb2.Sampling) -> Sampling:
+    return Sampling(**{field.name: value for field, value in sampling.ListFields()})
+
+
+def _seed(item: inference_pb2.Item, job_id: str, index: int) -> bytes:
+    """The item's, or one that another worker has for it, too, should the job be run again."""
+    if item.HasField("seed"):
+        return item.seed.to_bytes(8, "little")
+    return blake2b(f"{index} {job_id}".encode(), digest_size=16).digest()
 
 
 def _edges(region: inference_pb2.Box) -> tuple[float, float, float, float]:
@@ -569,7 +593,13 @@ def _extraction(item: Extraction) -> inference_pb2.Extraction:
             inference_pb2.Structure(name=one.name, fields=[_field(each) for each in one.fields]) for one in item.structures
         ],
         truncated=item.truncated,
+        tool_calls=[inference_pb2.ToolCall(name=one.name, arguments=one.arguments) for one in item.tool_calls],
+        tokens=[_token(one) for one in item.tokens],
     )
+
+
+def _token(token: TokenLogprob) -> inference_pb2.TokenLogprob:
+    return inference_pb2.TokenLogprob(text=token.text, logprob=token.logprob, top=[_token(one) for one in token.top])
 
 
 def _struct(values: Mapping[str, object]) -> struct_pb2.Struct:

@@ -27,6 +27,7 @@ SCORES: list[float] = EXPECTED["scores"]
 CLASSIFIER: str = EXPECTED["classifier"]
 TAGGER: str = EXPECTED["tagger"]
 WRITER: str = EXPECTED["writer"]
+CALLER: str = EXPECTED["caller"]
 """A model that writes, and what shoal.Client has it write at most `TOKENS` tokens long."""
 SYSTEM, USER, TOKENS = (EXPECTED["asked"][name] for name in ("system", "user", "tokens"))
 WRITTEN: str = EXPECTED["written"]

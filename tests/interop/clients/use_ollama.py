@@ -46,7 +46,7 @@ def asynchronous() -> float:
 
 
 def chat() -> None:
-    options = {"num_predict": TOKENS, "temperature": 0.5}
+    options = {"num_predict": TOKENS, "temperature": 0}
     is_written(client.chat(model=WRITER, messages=MESSAGES, options=options).message.content)
     parts = client.chat(model=WRITER, messages=MESSAGES, options=options, stream=True)
     *found, last = parts

@@ -2,12 +2,14 @@
 
 import asyncio
 import base64
+import json
 import struct
 
 import openai
 from checking import (
     ALONE,
     BASE,
+    CALLER,
     CONVERSATION,
     EXPECTED,
     LIMITED,
@@ -93,7 +95,7 @@ def errors() -> None:
 
 
 def chat() -> None:
-    answer = client.chat.completions.create(model=WRITER, messages=MESSAGES, max_tokens=TOKENS, temperature=0.2)
+    answer = client.chat.completions.create(model=WRITER, messages=MESSAGES, max_tokens=TOKENS, temperature=0)
     is_written(answer.choices[0].message.content)
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage.completion_tokens == EXPECTED["written_tokens"]
@@ -129,6 +131,48 @@ def conversation() -> None:
     is_conversed("".join(event.choices[0].delta.content or "" for event in events))
 
 
+def sampled() -> None:
+    asked = {"model": WRITER, "messages": MESSAGES, "max_tokens": TOKENS, "temperature": 1, "top_p": 0.9, "seed": 4}
+    alone = client.chat.completions.create(**asked).choices[0].message.content
+    found = client.chat.completions.create(**asked, n=3, logprobs=True, top_logprobs=2).choices
+    texts = [choice.message.content for choice in found]
+    assert (texts[0], len(set(texts))) == (alone, 3)
+    assert all(len(token.top_logprobs) == 2 for choice in found for token in choice.logprobs.content)
+    cut = client.chat.completions.create(**asked, stop=[alone[10:14]]).choices[0]
+    assert (cut.message.content, cut.finish_reason) == (alone[: alone.index(alone[10:14])].strip(), "stop")
+
+
+def completions() -> None:
+    asked = {"model": WRITER, "prompt": ["a text", "another"], "max_tokens": 8}
+    whole = [choice.text for choice in client.completions.create(**asked).choices]
+    texts = ["", ""]
+    for event in client.completions.create(**asked, stream=True):
+        for choice in event.choices:
+            texts[choice.index] += choice.text
+    assert whole == texts
+
+
+def tools() -> None:
+    places = {"type": "object", "properties": {"place": {"enum": ["here", "there"]}}, "required": ["place"]}
+    places["additionalProperties"] = False
+    weather = {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": places}}
+    asked = {"model": CALLER, "tools": [weather], "max_tokens": 200, "seed": 1}
+    messages = [{"role": "user", "content": "a text"}]
+    required = {**asked, "messages": messages, "tool_choice": "required", "parallel_tool_calls": False}
+    choice = client.chat.completions.create(**required).choices[0]
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, call.function.name) == ("tool_calls", "weather")
+    assert json.loads(call.function.arguments)["place"] in ("here", "there")
+    arguments = ""
+    for event in client.chat.completions.create(**required, stream=True):
+        for part in event.choices[0].delta.tool_calls or ():
+            arguments += part.function.arguments
+    assert arguments == call.function.arguments
+    result = {"role": "tool", "tool_call_id": call.id, "content": "sun"}
+    answer = client.chat.completions.create(**asked, messages=[*messages, choice.message, result])
+    assert answer.usage.completion_tokens > 0
+
+
 def chat_errors() -> None:
     def ask(**more: object) -> object:
         return client.chat.completions.create(**({"model": WRITER, "messages": MESSAGES} | more))
@@ -136,7 +180,7 @@ def chat_errors() -> None:
     refused(openai.NotFoundError, lambda: ask(model="gpt-4o", stream=True), ("code", "model_not_found"))
     refused(openai.BadRequestError, lambda: ask(model=MODEL), ("code", "model_not_supported"))
     refused(openai.BadRequestError, lambda: ask(messages=CONVERSATION[:-1]), ("param", "messages[2].role"))
-    refused(openai.BadRequestError, lambda: ask(n=2), ("param", "n"))
+    refused(openai.BadRequestError, lambda: ask(n=17), ("param", "n"))
 
 
 check("embeddings (base64 unasked)", embed)
@@ -152,6 +196,9 @@ check("chat.completions", chat)
 check("chat.completions, stream", chat_stream)
 check("chat.completions, six streams at once (AsyncOpenAI)", chat_at_once)
 check("chat.completions, a conversation", conversation)
+check("chat.completions, n, seed, stop and logprobs", sampled)
+check("chat.completions, tools", tools)
+check("completions", completions)
 check("chat.completions, errors", chat_errors)
 check(f"embeddings {WAITED}", lambda: waits(slow))
 check(f"RateLimitError with max_retries=0 {WAITED}", not_repeated)

@@ -36,6 +36,8 @@ from shoal.results import (
     Sparse,
     Structure,
     Timings,
+    TokenLogprob,
+    ToolCall,
     Usage,
     Value,
     Vectors,
@@ -215,7 +217,13 @@ def _extraction(message: inference_pb2.Extraction) -> Extraction:
         _FINISHES.get(message.finish_reason, ""),
         json_format.MessageToDict(message.json) if message.HasField("json") else None,
         message.truncated,
+        tuple(_flat(ToolCall, call) for call in message.tool_calls),
+        tuple(_token(token) for token in message.tokens),
     )
+
+
+def _token(message: inference_pb2.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(message.text, message.logprob, tuple(TokenLogprob(one.text, one.logprob) for one in message.top))
 
 
 def _values(field: inference_pb2.StructureField) -> tuple[Value, ...] | Value | None:

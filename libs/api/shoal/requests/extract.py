@@ -24,7 +24,7 @@ from shoal.requests.merging import merge_extract
 from shoal.requests.plan import Plan, SingleReply
 from shoal.requests.schemas import schema_bytes, schema_message
 from shoal.requests.skipping import with_skipped_extractions
-from shoal.results import Delta, ExtractResult, Skipped
+from shoal.results import Delta, ExtractResult, Skipped, ToolCall
 from shoal.schema import Schema
 from shoal.tasks import Classify, Entities, Given, Items, ReadText, Regions, Relations, Task, Turn
 from shoal.transport.methods import EXTRACT
@@ -53,7 +53,22 @@ _KINDS = {
 }
 
 
-_SPEAKERS = {"user": pb.Turn.ROLE_USER, "assistant": pb.Turn.ROLE_ASSISTANT, "system": pb.Turn.ROLE_SYSTEM}
+_SPEAKERS = {
+    "user": pb.Turn.ROLE_USER,
+    "assistant": pb.Turn.ROLE_ASSISTANT,
+    "system": pb.Turn.ROLE_SYSTEM,
+    "tool": pb.Turn.ROLE_TOOL,
+}
+_ITEM_ROLES = {"user": pb.Turn.ROLE_UNSPECIFIED, "tool": pb.Turn.ROLE_TOOL}
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
 _TEXT_LAYERS = {
     "prefer": pb.TextTask.TEXT_LAYER_PREFER,
     "only": pb.TextTask.TEXT_LAYER_ONLY,
@@ -72,6 +87,7 @@ class ExtractPlan(Plan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]):
         self._items = item_list(items)
         self.most_items = most_items(self._items)
         self._entities = _given_entities(task, len(self._items))
+        self._seed = message(pb.Item, seed=task.seed) if isinstance(task, ReadText) and task.seed is not None else None
         classify = self._frame.classify
         frame_bytes = self._frame.ByteSize()
         super().__init__(
@@ -87,6 +103,9 @@ class ExtractPlan(Plan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]):
         files = SharedFiles(self._items, places)
         request.items.extend(item_messages("items", self._items, places, files))
         request.files.extend(files.data())
+        if self._seed is not None:
+            for item in request.items:
+                item.MergeFrom(self._seed)
         if self._entities:
             for number, (item, index) in enumerate(zip(request.items, places, strict=True)):
                 item.entities.extend(entity_messages(f"items[{number}].entities", self._entities[index]))
@@ -193,6 +212,15 @@ def _task(task: Task) -> tuple[str, Message]:
                 json_schema=_json(task.schema, "text.json_schema"),
                 turns=[_turn(number, turn) for number, turn in enumerate(task.turns)],
                 template_values=_json(task.template_values, "text.template_values"),
+                sampling=_sampling(task),
+                stop=[task.stop] if isinstance(task.stop, str) else task.stop,
+                top_logprobs=task.top_logprobs,
+                raw_prompt=task.raw_prompt,
+                tools=_tools(task.tools),
+                tool_choice=pb.TextTask.TOOL_CHOICE_REQUIRED if task.tool_choice == "required" else None,
+                tool=None if task.tool_choice in ("auto", "required") else task.tool_choice,
+                single_tool_call=task.single_tool_call,
+                item_role=enum_value("text.item_role", task.item_role, _ITEM_ROLES),
             )
 
 
@@ -207,14 +235,36 @@ def _labels(labels: Iterable[str], field: str) -> list[str]:
     return [labels] if isinstance(labels, str) else list(labels)
 
 
+def _sampling(task: ReadText) -> pb.Sampling | None:
+    given = {name: value for name in _SAMPLING if (value := getattr(task, name)) is not None}
+    return message(pb.Sampling, **given) if given else None
+
+
+def _tools(tools: Sequence[Mapping[str, object]]) -> str:
+    if not tools:
+        return ""
+    try:
+        return json.dumps([dict(tool) for tool in tools], ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"text.tools is no JSON: {error}", field="text.tools") from None
+
+
 def _turn(number: int, turn: Turn) -> pb.Turn:
     field = f"text.turns[{number}]"
-    if not isinstance(turn, tuple | list) or len(turn) != 2:
-        raise InvalidInput(f'{field} must be a pair such as ("user", "Hello")', field=field)
-    role, text = turn
+    if not isinstance(turn, tuple | list) or not 2 <= len(turn) <= 3:
+        raise InvalidInput(
+            f'{field} must be a pair such as ("user", "Hello"), with the calls of an assistant after it', field=field
+        )
+    role, text, *calls = turn
+    if calls and not all(isinstance(call, ToolCall) for call in calls[0]):
+        raise InvalidInput(f"{field}[2] must be a list of ToolCall", field=f"{field}.tool_calls")
     if not isinstance(text, str):
         raise InvalidInput(f"{field}[1] must be a str: only the item itself may have images", field=f"{field}.text")
-    return message(pb.Turn, role=enum_value(f"{field}.role", role, _SPEAKERS), text=text)
+    return message(pb.Turn, role=enum_value(f"{field}.role", role, _SPEAKERS), text=text, tool_calls=_calls(calls))
+
+
+def _calls(calls: Sequence[Sequence[ToolCall]]) -> list[pb.ToolCall]:
+    return [message(pb.ToolCall, name=call.name, arguments=call.arguments) for each in calls for call in each]
 
 
 def _box(region: tuple[float, float, float, float] | None) -> pb.Box | None:

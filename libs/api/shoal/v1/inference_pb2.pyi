@@ -113,16 +113,18 @@ class Part(_message.Message):
     def __init__(self, text: _Optional[str] = ..., image: _Optional[_Union[Image, _Mapping]] = ..., document: _Optional[_Union[Document, _Mapping]] = ...) -> None: ...
 
 class Item(_message.Message):
-    __slots__ = ("text", "image", "entities", "parts")
+    __slots__ = ("text", "image", "entities", "parts", "seed")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     ENTITIES_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
     text: str
     image: Image
     entities: _containers.RepeatedCompositeFieldContainer[Entity]
     parts: _containers.RepeatedCompositeFieldContainer[Part]
-    def __init__(self, text: _Optional[str] = ..., image: _Optional[_Union[Image, _Mapping]] = ..., entities: _Optional[_Iterable[_Union[Entity, _Mapping]]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+    seed: int
+    def __init__(self, text: _Optional[str] = ..., image: _Optional[_Union[Image, _Mapping]] = ..., entities: _Optional[_Iterable[_Union[Entity, _Mapping]]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("input_tokens", "image_tokens", "output_tokens")
@@ -283,7 +285,7 @@ class RegionsTask(_message.Message):
     def __init__(self, labels: _Optional[_Iterable[str]] = ..., threshold: _Optional[float] = ...) -> None: ...
 
 class TextTask(_message.Message):
-    __slots__ = ("kind", "max_tokens", "text_layer", "instruction", "region", "json_schema", "turns", "template_values")
+    __slots__ = ("kind", "max_tokens", "text_layer", "instruction", "region", "json_schema", "turns", "template_values", "sampling", "stop", "top_logprobs", "raw_prompt", "tools", "tool_choice", "tool", "single_tool_call", "item_role")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[TextTask.Kind]
@@ -306,6 +308,14 @@ class TextTask(_message.Message):
     TEXT_LAYER_PREFER: TextTask.TextLayer
     TEXT_LAYER_ONLY: TextTask.TextLayer
     TEXT_LAYER_NEVER: TextTask.TextLayer
+    class ToolChoice(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        TOOL_CHOICE_UNSPECIFIED: _ClassVar[TextTask.ToolChoice]
+        TOOL_CHOICE_AUTO: _ClassVar[TextTask.ToolChoice]
+        TOOL_CHOICE_REQUIRED: _ClassVar[TextTask.ToolChoice]
+    TOOL_CHOICE_UNSPECIFIED: TextTask.ToolChoice
+    TOOL_CHOICE_AUTO: TextTask.ToolChoice
+    TOOL_CHOICE_REQUIRED: TextTask.ToolChoice
     KIND_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEXT_LAYER_FIELD_NUMBER: _ClassVar[int]
@@ -314,6 +324,15 @@ class TextTask(_message.Message):
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_VALUES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RAW_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
+    TOOL_FIELD_NUMBER: _ClassVar[int]
+    SINGLE_TOOL_CALL_FIELD_NUMBER: _ClassVar[int]
+    ITEM_ROLE_FIELD_NUMBER: _ClassVar[int]
     kind: TextTask.Kind
     max_tokens: int
     text_layer: TextTask.TextLayer
@@ -322,25 +341,64 @@ class TextTask(_message.Message):
     json_schema: str
     turns: _containers.RepeatedCompositeFieldContainer[Turn]
     template_values: str
-    def __init__(self, kind: _Optional[_Union[TextTask.Kind, str]] = ..., max_tokens: _Optional[int] = ..., text_layer: _Optional[_Union[TextTask.TextLayer, str]] = ..., instruction: _Optional[str] = ..., region: _Optional[_Union[Box, _Mapping]] = ..., json_schema: _Optional[str] = ..., turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ..., template_values: _Optional[str] = ...) -> None: ...
+    sampling: Sampling
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    top_logprobs: int
+    raw_prompt: bool
+    tools: str
+    tool_choice: TextTask.ToolChoice
+    tool: str
+    single_tool_call: bool
+    item_role: Turn.Role
+    def __init__(self, kind: _Optional[_Union[TextTask.Kind, str]] = ..., max_tokens: _Optional[int] = ..., text_layer: _Optional[_Union[TextTask.TextLayer, str]] = ..., instruction: _Optional[str] = ..., region: _Optional[_Union[Box, _Mapping]] = ..., json_schema: _Optional[str] = ..., turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ..., template_values: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., top_logprobs: _Optional[int] = ..., raw_prompt: bool = ..., tools: _Optional[str] = ..., tool_choice: _Optional[_Union[TextTask.ToolChoice, str]] = ..., tool: _Optional[str] = ..., single_tool_call: bool = ..., item_role: _Optional[_Union[Turn.Role, str]] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ...) -> None: ...
 
 class Turn(_message.Message):
-    __slots__ = ("role", "text")
+    __slots__ = ("role", "text", "tool_calls")
     class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ROLE_UNSPECIFIED: _ClassVar[Turn.Role]
         ROLE_USER: _ClassVar[Turn.Role]
         ROLE_ASSISTANT: _ClassVar[Turn.Role]
         ROLE_SYSTEM: _ClassVar[Turn.Role]
+        ROLE_TOOL: _ClassVar[Turn.Role]
     ROLE_UNSPECIFIED: Turn.Role
     ROLE_USER: Turn.Role
     ROLE_ASSISTANT: Turn.Role
     ROLE_SYSTEM: Turn.Role
+    ROLE_TOOL: Turn.Role
     ROLE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     role: Turn.Role
     text: str
-    def __init__(self, role: _Optional[_Union[Turn.Role, str]] = ..., text: _Optional[str] = ...) -> None: ...
+    tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
+    def __init__(self, role: _Optional[_Union[Turn.Role, str]] = ..., text: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ...) -> None: ...
+
+class ToolCall(_message.Message):
+    __slots__ = ("name", "arguments")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    arguments: str
+    def __init__(self, name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class Box(_message.Message):
     __slots__ = ("left", "top", "right", "bottom")
@@ -553,7 +611,7 @@ class Structure(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fields: _Optional[_Iterable[_Union[StructureField, _Mapping]]] = ...) -> None: ...
 
 class Extraction(_message.Message):
-    __slots__ = ("entities", "labels", "relations", "regions", "text", "finish_reason", "pages", "document_pages", "classifications", "structures", "json", "truncated")
+    __slots__ = ("entities", "labels", "relations", "regions", "text", "finish_reason", "pages", "document_pages", "classifications", "structures", "json", "truncated", "tool_calls", "tokens")
     ENTITIES_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     RELATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -566,6 +624,8 @@ class Extraction(_message.Message):
     STRUCTURES_FIELD_NUMBER: _ClassVar[int]
     JSON_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     entities: _containers.RepeatedCompositeFieldContainer[Entity]
     labels: _containers.RepeatedCompositeFieldContainer[LabelScore]
     relations: _containers.RepeatedCompositeFieldContainer[Relation]
@@ -578,7 +638,19 @@ class Extraction(_message.Message):
     structures: _containers.RepeatedCompositeFieldContainer[Structure]
     json: _struct_pb2.Struct
     truncated: bool
-    def __init__(self, entities: _Optional[_Iterable[_Union[Entity, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[LabelScore, _Mapping]]] = ..., relations: _Optional[_Iterable[_Union[Relation, _Mapping]]] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., pages: _Optional[_Iterable[_Union[PageText, _Mapping]]] = ..., document_pages: _Optional[int] = ..., classifications: _Optional[_Iterable[_Union[Classification, _Mapping]]] = ..., structures: _Optional[_Iterable[_Union[Structure, _Mapping]]] = ..., json: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., truncated: bool = ...) -> None: ...
+    tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
+    tokens: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    def __init__(self, entities: _Optional[_Iterable[_Union[Entity, _Mapping]]] = ..., labels: _Optional[_Iterable[_Union[LabelScore, _Mapping]]] = ..., relations: _Optional[_Iterable[_Union[Relation, _Mapping]]] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., pages: _Optional[_Iterable[_Union[PageText, _Mapping]]] = ..., document_pages: _Optional[int] = ..., classifications: _Optional[_Iterable[_Union[Classification, _Mapping]]] = ..., structures: _Optional[_Iterable[_Union[Structure, _Mapping]]] = ..., json: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., truncated: bool = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+
+class TokenLogprob(_message.Message):
+    __slots__ = ("text", "logprob", "top")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    logprob: float
+    top: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    def __init__(self, text: _Optional[str] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class ExtractDelta(_message.Message):
     __slots__ = ("item", "page", "text", "restarted")

@@ -14,10 +14,11 @@ from libs.kernels.attention.paged import copy_page, pages_for
 from libs.kernels.layout import to_device
 from libs.models.generation.decoding.pages import PagePool
 from libs.models.generation.decoding.rules import Ids, apply
+from libs.models.generation.decoding.sampling import Draw, choose, token_scores
 from libs.models.generation.decoding.sequences import DecodeSequence, Finish, Request, Row, Step, pages_needed
 from libs.models.generation.decoding.writer import Places, Writer
 from libs.models.packed import GivenRows, Packed
-from libs.models.work import Between, nothing_between
+from libs.models.work import Between, TokenScore, nothing_between
 
 MOST_ROWS = 2048
 """Tokens of a prefill step: longer prompts are cut into pieces."""
@@ -25,11 +26,12 @@ MOST_ROWS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a step added to a sequence: token ids, and whether it has ended."""
+    """What a step added to a sequence: token ids, and whether it has ended. `score`: of the token, where it was asked for."""
 
     sequence: DecodeSequence
     ids: tuple[int, ...]
     finish: Finish | None
+    score: TokenScore | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +185,13 @@ class DecodeLoop:
         if greedy:
             own = scores if len(greedy) == len(pieces) else scores[greedy]
             chosen = [pieces[place] for place in greedy]
+            scored = [row for row, piece in enumerate(chosen) if piece.sequence.request.top_logprobs is not None]
+            logprobs = torch.log_softmax(own[scored], dim=-1) if scored else None
             apply(own, [piece.sequence.rules.edits(piece.row.text) for piece in chosen])
-            for piece, token in zip(chosen, own.argmax(dim=1).tolist(), strict=True):
-                done.append(self._write(piece, token))
+            tokens = choose(own, _draws(chosen))
+            found = {} if logprobs is None else _scores(logprobs, scored, tokens, chosen)
+            for row, (piece, token) in enumerate(zip(chosen, tokens, strict=True)):
+                done.append(self._write(piece, token, found.get(row)))
         begun: dict[int, list[int]] = {}
         for place, piece in enumerate(pieces):
             if piece.row.left == 0 and piece.sequence.beams is not None:
@@ -194,17 +200,18 @@ class DecodeLoop:
             done += self._search(pieces[places[0]].sequence, scores[places])
         return done
 
-    def _write(self, piece: _Piece, token: int) -> Written:
+    def _write(self, piece: _Piece, token: int, score: TokenScore | None) -> Written:
         sequence, row = piece.sequence, piece.row
         row.write(token)
+        ends = sequence.request.ends
         finish: Finish | None = None
-        if token in sequence.settings.stops:
+        if token in sequence.settings.stops or (ends is not None and ends(row.text[sequence.prompt :])):
             finish = "stop"
         elif row.length == sequence.longest:
             finish = "length"
         if finish is not None:
             self._end(sequence, finish)
-        return Written(sequence, (token,), finish)
+        return Written(sequence, (token,), finish, score)
 
     def _search(self, sequence: DecodeSequence, scores: Tensor) -> list[Written]:
         """A step of beam search; what it wrote comes when it ends."""
@@ -226,6 +233,21 @@ class DecodeLoop:
     def _end(self, sequence: DecodeSequence, finish: Finish) -> None:
         sequence.end(finish)
         self._sequences.remove(sequence)
+
+
+def _draws(pieces: Sequence[_Piece]) -> dict[int, Draw]:
+    """Of the rows that are sampled."""
+    return {
+        row: Draw(piece.sequence.sampler, piece.row.length - piece.sequence.prompt)
+        for row, piece in enumerate(pieces)
+        if piece.sequence.sampler is not None
+    }
+
+
+def _scores(logprobs: Tensor, rows: Sequence[int], tokens: Sequence[int], pieces: Sequence[_Piece]) -> dict[int, TokenScore]:
+    """By row. `logprobs`: one for each of `rows`."""
+    counts = [pieces[row].sequence.request.top_logprobs or 0 for row in rows]
+    return dict(zip(rows, token_scores(logprobs, [tokens[row] for row in rows], counts), strict=True))
 
 
 def _given(pieces: Sequence[_Piece], spans: Sequence[tuple[int, int]]) -> GivenRows | None:

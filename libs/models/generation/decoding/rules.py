@@ -31,16 +31,23 @@ def _none() -> Ids:
     return _NONE
 
 
+def _no_numbers() -> NDArray[np.float32]:
+    return np.zeros(0, np.float32)
+
+
 @dataclass(frozen=True, slots=True)
 class Edits:
     """Of one sequence's next token, in the order in which they are made.
 
-    `penalised`: divided by `penalty`, or multiplied where they are negative. `banned`: never chosen. `only`: the one that is.
+    `penalised`: divided by `penalty`, or multiplied where they are negative. `counted`: from their scores `subtracted` is
+    subtracted. `banned`: never chosen. `only`: the one that is.
     `suppressed`: as banned. `allowed`: all that may be; None: any. `vocabulary`: no id from here on may be; None: all.
     """
 
     penalty: float = 1.0
     penalised: Ids = field(default_factory=_none)
+    counted: Ids = field(default_factory=_none)
+    subtracted: NDArray[np.float32] = field(default_factory=_no_numbers)
     banned: Ids = field(default_factory=_none)
     only: int | None = None
     suppressed: Ids = field(default_factory=_none)
@@ -65,7 +72,9 @@ class Rules:
         least = settings.min_length > prompt or settings.min_new > 0
         bounded = settings.vocabulary is not None or allows is not None or bool(settings.no_repeat_ngram)
         suppresses = bool(words or settings.suppressed or settings.suppressed_first)
-        self._is_plain = not (forced or least or bounded or suppresses) and settings.repetition_penalty == 1.0
+        self._counts = settings.presence_penalty != 0.0 or settings.frequency_penalty != 0.0
+        penalises = self._counts or settings.repetition_penalty != 1.0
+        self._is_plain = not (forced or least or bounded or suppresses or penalises)
 
     def edits(self, ids: Ids) -> Edits | None:
         """For the token after `ids`, prompt and answer so far; None: none."""
@@ -83,6 +92,10 @@ class Rules:
             suppressed=suppressed,
             vocabulary=settings.vocabulary,
         )
+        if self._counts:
+            counted, counts = np.unique(ids[self._prompt :], return_counts=True)
+            subtracted = settings.presence_penalty + settings.frequency_penalty * counts
+            edits = replace(edits, counted=counted, subtracted=subtracted.astype(np.float32))
         return edits if self._allows is None else _held(edits, self._allows(ids[self._prompt :]))
 
     def _only(self, length: int) -> int | None:
@@ -135,6 +148,10 @@ def apply(scores: Tensor, edits: Sequence[Edits | None]) -> None:
         penalty = torch.tensor([each.penalty for _, each in some for _ in each.penalised], device=scores.device)
         old = scores[where]
         scores[where] = torch.where(old < 0, old * penalty, old / penalty)
+    where = _where([(row, each.counted) for row, each in some], scores.device)
+    if where is not None:
+        subtracted = to_device(np.concatenate([each.subtracted for _, each in some]), scores.device, np.float32)
+        scores[where] = scores[where] - subtracted
     _ban(scores, [(row, each.banned) for row, each in some])
     for row, each in some:
         if each.only is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +26,10 @@ class Request:
     `most`: new tokens; None: as the checkpoint says. `settings` None: the checkpoint's. `allows`: a grammar. `given`:
     rows that stand for no token, at places of the prompt. `axes`: the prompt's positions in several dimensions (M-RoPE), [axes,
     tokens]; what is written is counted on from the largest of them.
+
+    `seed`: of its random numbers, where it is sampled; at most 64 bytes. `ends`: is given what was written, without the
+    prompt, and says whether the answer ends there; not asked under beams. `top_logprobs`: of how many tokens the log
+    probabilities are wanted beside each written one; None: of none, not of the written one either.
     """
 
     prompt: Ids | None = None
@@ -34,6 +39,9 @@ class Request:
     allows: Allows | None = None
     given: GivenRows | None = None
     axes: Ids | None = None
+    seed: bytes = b""
+    ends: Callable[[Ids], bool] | None = None
+    top_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,7 @@ class DecodeSequence:
         self.claim = claim
         self.rules = Rules(settings, len(prompt), longest, request.allows)
         self.rows = [Row(prompt, longest)]
+        self.sampler = settings.sampler(request.seed)
         self.beams = BeamSearch(settings, prompt, longest) if settings.beams > 1 else None
         self.states = request.states
         self.cross_tokens = 0 if request.states is None else len(request.states)

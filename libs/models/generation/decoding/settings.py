@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Final, Literal
 
 from libs.catalog.checkpoint.files import need_config, read_config
 from libs.errors import ModelBroken
+from libs.models.generation.decoding.sampling import Sampler
 from libs.models.layers.spec import Config
 
 FILE: Final = "generation_config.json"
@@ -38,7 +40,14 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "constraints": (),
     "remove_invalid_values": (False,),
 }
-"""Settings that change greedy answers and are not served, with the values that mean nothing."""
+"""Settings that change answers and are not served, with the values that mean nothing."""
+_NEUTRAL_SAMPLED: Final[Mapping[str, tuple[object, ...]]] = {
+    "typical_p": (1, 1.0),
+    "epsilon_cutoff": (0, 0.0),
+    "eta_cutoff": (0, 0.0),
+    "top_h": (),
+}
+"""Of checkpoints that sample, in addition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,8 @@ class Settings:
     `stops`: end an answer. `start`: what the decoder of an encoder-decoder model begins with. `vocabulary`: ids from here on are
     never chosen; None: all may be. `bad_words`: token sequences that are never completed. `forced_first`: the token after a prompt
     of one; `forced_last`: the last token of an answer that reaches its longest.
+
+    `temperature` 0: the likeliest token is chosen. `top_k`, `top_p` and `min_p` restrict what is drawn from where it is above 0.
     """
 
     stops: tuple[int, ...] = ()
@@ -67,6 +78,18 @@ class Settings:
     forced_first: int | None = None
     forced_last: int | None = None
     vocabulary: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    def sampler(self, key: bytes) -> Sampler | None:
+        """With random numbers by `key`; None where nothing is drawn: greedy answers, and those by beams."""
+        if self.temperature == 0.0 or self.beams > 1:
+            return None
+        return Sampler(self.temperature, self.top_k, self.top_p, self.min_p, key)
 
     def check_vocabulary(self, size: int) -> None:
         """Check that all token ids are of a vocabulary of `size`. Raises ModelBroken, naming the key."""
@@ -99,7 +122,6 @@ def read_settings(directory: Path) -> Settings:
     """From generation_config.json or, where there is none, config.json and what it says of the decoder (Donut, Florence-2).
 
     A decoder's `max_length` is not read: early versions of transformers wrote its default, 20 tokens, into every part of a file.
-    Sampling is not served: answers are greedy.
 
     Raises ModelBroken, naming the file and key, for settings that are not served.
     """
@@ -117,9 +139,13 @@ def settings_of(config: Config) -> Settings:
     for key, neutral in _NEUTRAL.items():
         if config.has(key) and config.values[key] not in neutral:
             raise config.unsupported(key, "this setting is not served")
-    beams = config.size("num_beams", 1)
+    beams, is_sampled = config.size("num_beams", 1), config.flag("do_sample", False)
     if beams > MAX_BEAMS:
         raise config.unsupported("num_beams", f"at most {MAX_BEAMS} are served")
+    if is_sampled:
+        for key, neutral in _NEUTRAL_SAMPLED.items():
+            if config.has(key) and config.values[key] not in neutral:
+                raise config.unsupported(key, "this setting is not served where do_sample is true")
     if beams > 1 and config.flag("renormalize_logits", False):
         raise config.unsupported("renormalize_logits", "it is not served with beams")
     return Settings(
@@ -139,6 +165,10 @@ def settings_of(config: Config) -> Settings:
         suppressed_first=_ids(config, "begin_suppress_tokens", MAX_SUPPRESSED),
         forced_first=_first(config, "forced_bos_token_id"),
         forced_last=_first(config, "forced_eos_token_id"),
+        temperature=_within(config, "temperature", 1.0, 0.0, math.inf) if is_sampled and beams == 1 else 0.0,
+        top_k=config.integer("top_k", 0),
+        top_p=_within(config, "top_p", 1.0, 0.0, 1.0),
+        min_p=_within(config, "min_p", 0.0, 0.0, 1.0),
     )
 
 
@@ -160,6 +190,13 @@ def _ids(config: Config, key: str, most: int) -> tuple[int, ...]:
 
 def _first(config: Config, *keys: str) -> int | None:
     return next((ids[0] for key in keys if (ids := _ids(config, key, MAX_STOPS))), None)
+
+
+def _within(config: Config, key: str, default: float, least: float, most: float) -> float:
+    value = config.number(key, default) if config.has(key) else default
+    if not least <= value <= most:
+        raise config.unsupported(key, f"a number within {least:g} and {most:g} is needed")
+    return value
 
 
 def _early(config: Config) -> bool | Literal["never"]:

@@ -7,11 +7,13 @@ device thread, between two steps: 10 to 100 microseconds a token (docs/decisions
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -19,6 +21,9 @@ from tokenizers import Tokenizer
 from libs.errors import TaskNotSupported
 from libs.models.generation.decoding.rules import Bits, Ids
 from libs.models.generation.grammars.schemas import FIELD, check_schema, refuse
+from libs.models.generation.tools import FIELD as TOOLS_FIELD
+from libs.models.generation.tools import Marks, ToolForm, grammar_source, schemas_of
+from libs.models.work import TextWork
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -103,48 +108,76 @@ class Grammars:
         Raises InvalidInput, with the place in the schema, for one that is not served, and TaskNotSupported where a worker or the
         model cannot write JSON.
         """
-        if not schema:
+        return self._grammar(schema, schema, FIELD) if schema else None
+
+    def of_tools(self, work: TextWork, form: ToolForm) -> Grammar | None:
+        """None: the answer is free text. Raises as `of`."""
+        if not work.calls_tool and not self.is_installed:
             return None
-        digest = hashlib.sha256(schema.encode()).digest()
+        source = grammar_source(work, form, self._marks(form), _FORM)
+        return None if source is None else self._grammar(source, None, TOOLS_FIELD, schemas_of(work))
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether grammars can be followed here."""
+        return importlib.util.find_spec("llguidance") is not None
+
+    def _marks(self, form: ToolForm) -> Marks:
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        plain = {token.content: number for number, token in added if not token.special and number < self._vocabulary}
+        opens, closes = plain.pop(form.opens, None), plain.pop(form.closes, None)
+        return Marks(opens, closes, sorted(plain.values()))
+
+    def _grammar(
+        self, source: str, schema: str | None, field: str, tools: Sequence[tuple[str, str, dict[str, Any]]] = ()
+    ) -> Grammar:
+        digest = hashlib.sha256(source.encode()).digest()
         with self._lock:
             kept = self._kept.get(digest)
             if kept is not None:
                 self._kept.move_to_end(digest)
         # What matchers of a schema share may have grown to its limit: then it is compiled anew.
         if kept is None or not _begins(kept.deep_copy()):
-            kept = self._compiled(schema)
+            for path, _, parameters in tools:
+                check_schema(json.dumps(parameters), path)
+            kept = self._compiled(source, schema, field)
             if not _begins(kept.deep_copy()):
-                raise TaskNotSupported("the model has no tokens for what the schema asks for", field=FIELD)
+                raise TaskNotSupported("the model has no tokens for what the schema asks for", field=field)
             with self._lock:
                 self._kept[digest] = kept
                 while len(self._kept) > KEPT:
                     self._kept.popitem(last=False)
         return Grammar(kept, self._stop_bits)
 
-    def _compiled(self, schema: str) -> Matcher:
-        check_schema(schema)
+    def _compiled(self, source: str, schema: str | None, field: str) -> Matcher:
+        """`schema`: the answer's; None: `source` is a grammar."""
+        if schema is not None:
+            check_schema(schema)
         if not self._stops:
-            raise TaskNotSupported("the model's files name no token that ends an answer, which JSON needs", field=FIELD)
-        trie = self._tokens()
+            raise TaskNotSupported("the model's files name no token that ends an answer, which JSON needs", field=field)
+        trie = self._tokens(field)
         from llguidance import LLMatcher, LLParserLimits
 
         try:
-            grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_FORM)
+            if schema is None:
+                grammar = LLMatcher.grammar_from_lark(source)
+            else:
+                grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_FORM)
         except ValueError as error:
-            refuse("#", str(error))
+            refuse("#", str(error), field)
         limits = LLParserLimits(**LIMITS, precompute_large_lexemes=False, verbose_errors=False)
         made: Matcher = LLMatcher(trie, grammar, log_level=0, limits=limits)
         if made.is_error():
-            refuse("#", " ".join(made.get_error().removesuffix("<non-verbose/>").split())[:500])
+            refuse("#", " ".join(made.get_error().removesuffix("<non-verbose/>").split())[:500], field)
         return made
 
-    def _tokens(self) -> LLTokenizer:
+    def _tokens(self, field: str) -> LLTokenizer:
         """The vocabulary as llguidance reads it, made once: about a kilobyte a token."""
         try:
             from llguidance import LLTokenizer
         except ImportError:
             message = "this worker cannot write JSON by a schema, since llguidance is not installed"
-            raise TaskNotSupported(f"{message}: pip install 'shoal-mesh[grammar]'", field=FIELD) from None
+            raise TaskNotSupported(f"{message}: pip install 'shoal-mesh[grammar]'", field=field) from None
         with self._lock:
             if self._trie is None:
                 try:
@@ -155,7 +188,7 @@ class Grammars:
                         slices=LLTokenizer.json_slices(),
                     )
                 except ValueError as error:
-                    raise TaskNotSupported(f"the model's tokenizer cannot be held to a schema: {error}", field=FIELD) from None
+                    raise TaskNotSupported(f"the model's tokenizer cannot be held to a schema: {error}", field=field) from None
             return self._trie
 
 

@@ -34,23 +34,25 @@ _KEYS: Final = frozenset({
 Object = Mapping[str, object]
 
 
-def check_schema(text: str) -> None:
-    """Raises InvalidInput with the place in the schema, as a JSON pointer, for one that is not served."""
+def check_schema(text: str, field: str = FIELD) -> None:
+    """`field`: its path in the request.
+
+    Raises InvalidInput with the place in the schema, as a JSON pointer, for one that is not served."""
     if len(text) > MOST_BYTES or len(text.encode()) > MOST_BYTES:
-        raise InvalidInput(f"the schema has more than {MOST_BYTES:,} bytes", field=FIELD)
+        raise InvalidInput(f"the schema has more than {MOST_BYTES:,} bytes", field=field)
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"the schema is no JSON: {error}", field=FIELD) from None
+        raise InvalidInput(f"the schema is no JSON: {error}", field=field) from None
     if not isinstance(schema, dict) or schema.get("type") != "object":
-        refuse("#", 'an answer is an object: the schema\'s own "type" must be "object"')
+        refuse("#", 'an answer is an object: the schema\'s own "type" must be "object"', field)
     found: Counter[str] = Counter()
-    for path, each in _walk(schema):
-        _check_keys(path, each)
+    for path, each in _walk(schema, field):
+        _check_keys(path, each, field)
         found += _counts(each)
         for what, most in _MOST.items():
             if found[what] > most:
-                refuse(path, f"the schema has more than {most:,} {what}")
+                refuse(path, f"the schema has more than {most:,} {what}", field)
 
 
 def _counts(schema: Object) -> Counter[str]:
@@ -59,12 +61,12 @@ def _counts(schema: Object) -> Counter[str]:
     return Counter(dict(zip(_MOST, (1, branches, len(_list(schema, "enum")), "pattern" in schema), strict=True)))
 
 
-def refuse(path: str, reason: str) -> NoReturn:
+def refuse(path: str, reason: str, field: str = FIELD) -> NoReturn:
     """`path`: a JSON pointer."""
-    raise InvalidInput(f"the schema, at {path}: {reason}", field=FIELD)
+    raise InvalidInput(f"the schema, at {path}: {reason}", field=field)
 
 
-def _walk(schema: Object) -> Iterator[tuple[str, Object]]:
+def _walk(schema: Object, field: str) -> Iterator[tuple[str, Object]]:
     """Each schema within it and its place, itself first. Raises InvalidInput below `DEEPEST`."""
     waiting: list[tuple[str, object, int]] = [("#", schema, 0)]
     while waiting:
@@ -72,7 +74,7 @@ def _walk(schema: Object) -> Iterator[tuple[str, Object]]:
         if not isinstance(each, dict):
             continue  # true or false; what is neither, llguidance refuses
         if depth > DEEPEST:
-            refuse(path, f"the schema is nested more than {DEEPEST} times")
+            refuse(path, f"the schema is nested more than {DEEPEST} times", field)
         yield path, each
         waiting += [(f"{path}/{where}", inner, depth + 1) for where, inner in _within(each)]
 
@@ -87,16 +89,16 @@ def _within(schema: Object) -> Iterator[tuple[str, object]]:
         yield from ((f"{key}/{place}", inner) for place, inner in enumerate(_list(schema, key)))
 
 
-def _check_keys(path: str, schema: Object) -> None:
+def _check_keys(path: str, schema: Object, field: str) -> None:
     unknown = next((key for key in schema if key not in _KEYS), None)
     if unknown is not None:
-        refuse(path, f"{unknown!r} is not served")
+        refuse(path, f"{unknown!r} is not served", field)
     pattern = schema.get("pattern")
     if isinstance(pattern, str) and len(pattern) > LONGEST_PATTERN:
-        refuse(f"{path}/pattern", f"a pattern has at most {LONGEST_PATTERN} characters")
+        refuse(f"{path}/pattern", f"a pattern has at most {LONGEST_PATTERN} characters", field)
     target = schema.get("$ref")
     if isinstance(target, str) and not target.startswith("#"):
-        refuse(f"{path}/$ref", "only places in the schema itself are looked up, such as #/$defs/name")
+        refuse(f"{path}/$ref", "only places in the schema itself are looked up, such as #/$defs/name", field)
 
 
 def _list(schema: Object, key: str) -> list[object]:

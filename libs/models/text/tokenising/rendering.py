@@ -36,6 +36,7 @@ def main() -> None:
     # The settings of transformers, for which templates are written.
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.globals["raise_exception"] = raise_exception
+    environment.filters["tojson"] = _json
     try:
         template = environment.from_string(source)
         tree = environment.parse(source)
@@ -47,6 +48,17 @@ def main() -> None:
     for line in sys.stdin:
         _limit_time()
         _answer([_rendered(template, values, len(line) + MOST_CHARACTERS) for values in json.loads(line)])
+
+
+def _json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers has it: Jinja's own escapes HTML and sorts keys, which models are not trained with."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _read_first(node: Any) -> set[str]:

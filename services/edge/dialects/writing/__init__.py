@@ -1,1 +1,1 @@
-"""Wires of models that write: OpenAI's chat completions, Ollama's chat and generate. `along.py` is what they share."""
+"""Wires of models that write: OpenAI's chat and completions, Ollama's chat and generate. They share `along.py` and `choices.py`."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
 from shoal.v1 import inference_pb2 as pb
 
+from services.edge.dialects.writing.choices import Choices
 from services.edge.messages.base import Fields, Problem, invalid, json_of
 from services.edge.messages.names import Target
 from services.edge.messages.reading import count_of, image_part, plain_text_item
@@ -16,10 +18,12 @@ from services.edge.messages.reading import count_of, image_part, plain_text_item
 MOST_TOKENS: Final = 4096
 """Of `TextTask.max_tokens`."""
 SYSTEM: Final = ("system", "developer")
+TOOL: Final = "tool"
 _VALUES: Final = "chat_template_kwargs"
 _ROLES: Final = {
     "user": pb.Turn.ROLE_USER,
     "assistant": pb.Turn.ROLE_ASSISTANT,
+    TOOL: pb.Turn.ROLE_TOOL,
     **dict.fromkeys(SYSTEM, pb.Turn.ROLE_SYSTEM),
 }
 _LINE_ENDS: Final = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
@@ -37,20 +41,33 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """A message between the first system message and the user's last one. `field`: its path."""
+    """A message between the first system message and the last one. `field`: its path. `calls`: of an assistant."""
 
     role: str
     texts: Sequence[Told]
     field: str
+    calls: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """`system`, `user`: what a system message at the beginning and the user's last one say. `turns`: what was said between."""
+    """`system`, `user`: what a system message at the beginning and the last one say. `turns`: what was said between. `role`: of the
+    last one, the user's or that of a tool."""
 
     system: Sequence[Told]
     user: Sequence[Told]
     turns: Sequence[Spoken] = ()
+    role: str = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Functions that the model may call, in OpenAI's form. `required`: it calls one; `name`: this one. `single`: once at most."""
+
+    functions: Sequence[Any] = ()
+    required: bool = False
+    name: str = ""
+    single: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +79,8 @@ class Asked:
     longest: tuple[int | None, str]
     schema: tuple[dict[str, Any] | None, str] = (None, "")
     template_values: dict[str, Any] | None = None
+    choices: Choices = field(default_factory=Choices)
+    tools: Tools = Tools()
 
     def request(self) -> pb.ExtractRequest:
         """Raises Problem."""
@@ -76,10 +95,19 @@ class Asked:
             max_tokens=count_of(most, field),
             instruction=_joined(system),
             json_schema=_json(*self.schema),
-            turns=[pb.Turn(role=_ROLES[turn.role], text=_joined(turn.texts)) for turn in self.said.turns],
+            turns=[_turn(turn) for turn in self.said.turns],
             template_values=_json(self.template_values, _VALUES),
+            tools=_json(list(self.tools.functions) or None, "tools"),
+            tool=self.tools.name,
+            single_tool_call=self.tools.single,
         )
-        return pb.ExtractRequest(model=self.named.model, items=[self._item()], text=task, adapter=self.named.adapter)
+        if self.tools.required:
+            task.tool_choice = pb.TextTask.TOOL_CHOICE_REQUIRED
+        if self.said.role == TOOL:
+            task.item_role = pb.Turn.ROLE_TOOL
+        self.choices.fill(task)
+        items = self.choices.items([self._item()])
+        return pb.ExtractRequest(model=self.named.model, items=items, text=task, adapter=self.named.adapter)
 
     def fields(self) -> Fields:
         """What the caller calls our fields."""
@@ -87,6 +115,11 @@ class Asked:
         return {
             "items[].parts[].*": lambda place: user[place].field if place < len(user) else user[-1].field,
             **dict.fromkeys(("items[].text", "items[]", "items"), user[-1].field),
+            "text.tools": "tools",
+            "text.tool": "tool_choice",
+            "text.tool_choice": "tool_choice",
+            "text.item_role": "messages",
+            **self.choices.fields(),
             "text.turns[].*": lambda place: turns[place].field if place < len(turns) else "messages",
             "text.turns": "messages",
             "text.max_tokens": self.longest[1],
@@ -111,7 +144,12 @@ def _image(said: Told) -> pb.Part:
     return part
 
 
-def _json(value: dict[str, Any] | None, field: str) -> str:
+def _turn(turn: Spoken) -> pb.Turn:
+    calls = [pb.ToolCall(name=name, arguments=arguments) for name, arguments in turn.calls]
+    return pb.Turn(role=_ROLES[turn.role], text=_joined(turn.texts), tool_calls=calls)
+
+
+def _json(value: dict[str, Any] | list[Any] | None, field: str) -> str:
     if value is None:
         return ""
     try:
@@ -124,10 +162,12 @@ def _joined(told: Sequence[Told]) -> str:
     return "\n\n".join(plain_text_item(one.content, one.field).text for one in told)
 
 
-def conversation_of(messages: Sequence[tuple[str, Sequence[Told]]]) -> Conversation:
-    """A conversation of the roles and contents of all messages.
+def conversation_of(
+    messages: Sequence[tuple[str, Sequence[Told]]], calls: Mapping[int, Sequence[tuple[str, str]]] = MappingProxyType({})
+) -> Conversation:
+    """A conversation of the roles and contents of all messages, and the functions that were called in them, by their places.
 
-    Raises Problem unless the last message is the user's, and no other one has images.
+    Raises Problem unless the last message is the user's or a tool's, and no other one has images.
     """
     system: Sequence[Told] = ()
     turns: list[Spoken] = []
@@ -138,26 +178,26 @@ def conversation_of(messages: Sequence[tuple[str, Sequence[Told]]]) -> Conversat
         if role in SYSTEM and place == 0:
             system = said
         else:
-            turns.append(Spoken(role, said, said[-1].field if said else field))
+            turns.append(Spoken(role, said, said[-1].field if said else field, calls.get(place, ())))
         is_asked = role == "user" and place == len(messages) - 1
         if not is_asked and (image := next((one for one in said if one.is_image), None)) is not None:
             raise invalid(f"{image.field} is an image: only the user's last message has images here", image.field)
     if not turns:
         raise invalid("messages must have one of the role user, with text or an image", "messages")
     last, role = f"messages[{len(messages) - 1}].role", turns[-1].role
-    if role != "user":
-        raise invalid(f"{last} is {role!r}: the last message must be of the role user, whom the model answers", last)
+    if role not in ("user", TOOL):
+        raise invalid(f"{last} is {role!r}: the last message must be of the role user, whom the model answers, or tool", last)
     asked = turns.pop()
     if not asked.texts:
         raise invalid(f"{asked.field} has no text and no image", asked.field)
-    return Conversation(system, asked.texts, turns)
+    return Conversation(system, asked.texts, turns, role)
 
 
 class Along:
     """One text while it is written: what of it the caller does not have yet.
 
-    A text whose worker was lost is written again from its beginning. Answers are greedy, so that it is the same text nearly always:
-    the caller notices nothing, since what it has already is not sent again.
+    A text whose worker was lost is written again from its beginning, by the same random numbers, so that it is the same text nearly
+    always: the caller notices nothing, since what it has already is not sent again.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,7 @@
 """OpenAI's `POST /v1/chat/completions`, whole or as server-sent events, for models that write. Pure.
 
 System messages, then those of user and assistant, the last of which is the user's: what a model's chat template is rendered with
-here. Answers are greedy, or by the beams of the checkpoint: `temperature`, `top_p` and `seed`, which every client sends, are not
-looked at. What else would change the text is refused. `created` is 0: nothing here reads a clock.
+here. What would change the text and is not served is refused. `created` is 0: nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -14,21 +13,14 @@ from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects.openai import OPENAI
-from services.edge.dialects.writing.along import (
-    Along,
-    Asked,
-    Told,
-    conversation_of,
-    is_cut,
-    is_last,
-    line_of,
-)
+from services.edge.dialects.writing.along import Along, Asked, Told, Tools, conversation_of, is_cut, is_last, line_of
+from services.edge.dialects.writing.choices import MAX_TOP_LOGPROBS, Choices, count_of_answers, sampling_of, stops_of
 from services.edge.messages.base import Answer, Problem, Question, Received, Route, Stream, invalid, json_of
 from services.edge.messages.limits import MESSAGES, PARTS
 from services.edge.messages.reading import priority_of, read, target
 
 EVENTS: Final = b"text/event-stream; charset=utf-8"
-_DONE: Final = b"data: [DONE]\n\n"
+DONE: Final = b"data: [DONE]\n\n"
 
 
 class ImageUrl(msgspec.Struct, kw_only=True):
@@ -45,13 +37,29 @@ class ContentPart(msgspec.Struct, kw_only=True):
     image_url: ImageUrl | str | None = None
 
 
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """`arguments`: a JSON object, as text."""
+
+    name: str
+    arguments: str
+
+
+class CalledTool(msgspec.Struct, kw_only=True):
+    """A call that the model made. `id`: looked up by no chat template that is served."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+    index: int | msgspec.UnsetType = msgspec.UNSET
+
+
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """`role`: system or developer, user, and assistant."""
+    """`role`: system or developer, user, assistant, and tool, with what a function returned."""
 
     role: str
     content: str | Annotated[list[ContentPart], PARTS] | None = None
+    tool_calls: list[CalledTool] | None = None
     # Only with values that change nothing.
-    tool_calls: list[Any] | None = None
     function_call: Any = None
 
 
@@ -70,7 +78,7 @@ class NamedSchema(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """`type`: text or json_schema."""
+    """`type`: text, json_object or json_schema."""
 
     type: str
     json_schema: NamedSchema | None = None
@@ -87,16 +95,37 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    # Only with values that change nothing.
-    n: int | None = None
-    stop: str | list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    logprobs: bool | None = None
     repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    n: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    # Only with values that change nothing.
+    logit_bias: dict[str, float] | None = None
     functions: list[Any] | None = None
+    function_call: Any = None
+    prediction: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+    verbosity: str | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    logits_processors: Any = None
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    prompt_logprobs: int | None = None
     best_of: int | None = None
     echo: bool | None = None
     ignore_eos: bool | None = None
@@ -119,18 +148,43 @@ class ChatRequest(msgspec.Struct, kw_only=True):
 
 
 class WrittenMessage(msgspec.Struct, kw_only=True):
-    """What the model wrote."""
+    """What the model wrote. `content` null: it called functions."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    tool_calls: list[CalledTool] | msgspec.UnsetType = msgspec.UNSET
+
+
+class TopLogprob(msgspec.Struct, kw_only=True):
+    """`bytes` null: the token is a part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class WrittenToken(msgspec.Struct, kw_only=True):
+    """A token and the likeliest ones in its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(msgspec.Struct, kw_only=True):
+    """The tokens of an answer."""
+
+    content: list[WrittenToken]
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
-    """`finish_reason`: whether the model ended the text, or it is as long as it may be."""
+    """`finish_reason`: whether the model ended the text, called functions, or the text is as long as it may be."""
 
     index: int
     message: WrittenMessage
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    logprobs: ChoiceLogprobs | None = None
 
 
 class ChatUsage(msgspec.Struct, kw_only=True):
@@ -142,7 +196,7 @@ class ChatUsage(msgspec.Struct, kw_only=True):
 
 
 class ChatAnswer(msgspec.Struct, kw_only=True):
-    """One choice."""
+    """`n` choices."""
 
     id: str
     object: Literal["chat.completion"]
@@ -163,8 +217,9 @@ def chat(received: Received) -> Question | Stream:
     message.priority = priority_of(request.priority)
     head = {"id": f"chatcmpl-{received.request_id}", "created": 0, "model": request.model}
     if request.stream:
-        events = _Events(head, with_usage=bool(request.stream_options and request.stream_options.include_usage))
-        return Stream(EXTRACT_STREAM, message, events.tell, is_last, _failed, EVENTS, asked.fields())
+        usage = bool(request.stream_options and request.stream_options.include_usage)
+        events = _Events(head, asked.choices.count, with_usage=usage)
+        return Stream(EXTRACT_STREAM, message, events.tell, is_last, failed, EVENTS, asked.fields())
     return Question(EXTRACT, message, lambda reply: _answer(head, reply), fields=asked.fields())
 
 
@@ -179,34 +234,32 @@ _OTHERS: Final = {
     "chat_template": _TEMPLATE,
     "continue_final_message": "the last message is the user's",
     "reasoning_effort": _TEMPLATE,
+    "prediction": "the model writes the whole answer",
+    "audio": "answers are texts",
+    "web_search_options": "the model reads the messages alone",
+    "verbosity": _TEMPLATE,
+    "use_beam_search": "beams are those of the checkpoint",
+    "bad_words": "ask in the messages",
+    "allowed_token_ids": "ask for JSON by response_format",
+    "logits_processors": "ask for JSON by response_format",
+    "include_stop_str_in_output": "an answer ends before a stop string",
+    "truncate_prompt_tokens": "shorten the messages",
+    "prompt_logprobs": "log probabilities are of the answer, by logprobs",
 }
 
 
 def _refuse_unsupported(request: ChatRequest) -> None:
     """What would change the text is refused, not ignored."""
     refusals = (
-        (request.n not in (None, 1), "n", "n must be 1: answers are greedy, so another one would be the same"),
-        (request.stop, "stop", "stop is not supported: the model's own end of a text is taken"),
-        (
-            request.frequency_penalty,
-            "frequency_penalty",
-            "frequency_penalty must be 0: repetition rules are the checkpoint's",
-        ),
-        (request.presence_penalty, "presence_penalty", "presence_penalty must be 0: repetition rules are the checkpoint's"),
-        (
-            request.repetition_penalty not in (None, 1),
-            "repetition_penalty",
-            "repetition_penalty must be 1: repetition rules are the checkpoint's",
-        ),
-        (request.logit_bias, "logit_bias", "logit_bias is not supported"),
-        (request.best_of not in (None, 1), "best_of", "best_of must be 1: answers are greedy"),
+        (request.logit_bias, "logit_bias", "logit_bias is not supported: leave it out"),
+        (request.length_penalty not in (None, 1), "length_penalty", "length_penalty must be 1: answers are not by beams"),
+        (request.top_logprobs and not request.logprobs, "top_logprobs", "top_logprobs needs logprobs to be true"),
         (request.modalities not in (None, [], ["text"]), "modalities", "modalities may have text alone"),
         (request.add_generation_prompt is False, "add_generation_prompt", "add_generation_prompt must be true"),
         *((getattr(request, name), name, f"{name} is not supported: ask for JSON by response_format") for name in _GUIDES),
         *((getattr(request, name), name, f"{name} is not supported: {why}") for name, why in _OTHERS.items()),
-        (request.logprobs, "logprobs", "logprobs are not supported"),
-        (request.tools, "tools", "tools are not supported: ask for JSON by response_format"),
-        (request.functions, "functions", "functions are not supported: ask for JSON by response_format"),
+        (request.functions, "functions", "functions is not supported: name them in tools"),
+        (request.function_call, "function_call", "function_call is not supported: name the function in tool_choice"),
     )
     for is_asked, field, message in refusals:
         if is_asked:
@@ -219,13 +272,50 @@ def _asked(request: ChatRequest, received: Received) -> Asked:
     if request.max_completion_tokens is None:
         longest = (request.max_tokens, "max_tokens")
     named, schema = target(received, request.model), _schema(request.response_format)
-    return Asked(named, conversation_of(said), longest, schema, request.chat_template_kwargs)
+    calls = {place: _calls(message) for place, message in enumerate(request.messages) if message.tool_calls}
+    choices = Choices(
+        sampling_of(request),
+        seed=request.seed,
+        stop=stops_of(request.stop),
+        count=count_of_answers(request.n, request.best_of),
+        top_logprobs=_top_logprobs(request),
+    )
+    return Asked(named, conversation_of(said, calls), longest, schema, request.chat_template_kwargs, choices, _tools(request))
+
+
+def _top_logprobs(request: ChatRequest) -> int | None:
+    if not request.logprobs:
+        return None
+    count = request.top_logprobs or 0
+    if not 0 <= count <= MAX_TOP_LOGPROBS:
+        raise invalid(f"top_logprobs is {count}; it must be within 0 and {MAX_TOP_LOGPROBS}", "top_logprobs")
+    return count
+
+
+def _calls(message: ChatMessage) -> list[tuple[str, str]]:
+    return [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+
+
+def _tools(request: ChatRequest) -> Tools:
+    single = request.parallel_tool_calls is False
+    match request.tool_choice:
+        case None | "auto":
+            return Tools(request.tools or (), single=single)
+        case "none":
+            return Tools()
+        case "required":
+            return Tools(request.tools or (), required=True, single=single)
+        case {"type": "function", "function": {"name": str(name)}}:
+            return Tools(request.tools or (), required=True, name=name, single=True)
+    message = 'tool_choice must be none, auto, required or {"type": "function", "function": {"name": …}}'
+    raise invalid(message, "tool_choice")
 
 
 def _contents(message: ChatMessage, field: str) -> list[Told]:
-    for name in ("tool_calls", "function_call"):
-        if getattr(message, name):
-            raise invalid(f"{field}.{name}: tools are not supported", f"{field}.{name}")
+    if message.function_call:
+        raise invalid(f"{field}.function_call is not supported: send tool_calls", f"{field}.function_call")
+    if message.content is None and message.tool_calls:
+        return []
     if message.content is None:
         raise invalid(f"{field}.content is required", f"{field}.content")
     if isinstance(message.content, str):
@@ -245,63 +335,107 @@ def _content(part: ContentPart, field: str) -> Told:
 def _schema(asked: ResponseFormat | None) -> tuple[dict[str, Any] | None, str]:
     if asked is None or asked.type == "text":
         return None, ""
+    if asked.type == "json_object":
+        return {"type": "object"}, "response_format"
     field = "response_format.json_schema.schema"
     if asked.type == "json_schema" and asked.json_schema is not None and asked.json_schema.schema is not None:
         return asked.json_schema.schema, field
-    raise invalid("response_format must be of type text, or of type json_schema with json_schema.schema", "response_format")
+    raise invalid(
+        "response_format must be of type text or json_object, or of type json_schema with json_schema.schema", "response_format"
+    )
 
 
-def _usage(usage: pb.Usage) -> dict[str, int]:
+def usage_of(usage: pb.Usage) -> dict[str, int]:
     total = usage.input_tokens + usage.output_tokens
     return {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens, "total_tokens": total}
 
 
 def _reason(result: pb.Extraction) -> str:
-    return "length" if is_cut(result) else "stop"
+    if is_cut(result):
+        return "length"
+    return "tool_calls" if result.tool_calls else "stop"
 
 
 def _answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
-    result = reply.results[0]
-    choice = {"index": 0, "message": {"role": "assistant", "content": result.text}, "finish_reason": _reason(result)}
-    return Answer(json_of({**head, "object": "chat.completion", "choices": [choice], "usage": _usage(reply.usage)}))
+    choices = [_choice(head["id"], index, result) for index, result in enumerate(reply.results)]
+    return Answer(json_of({**head, "object": "chat.completion", "choices": choices, "usage": usage_of(reply.usage)}))
 
 
-def _event(content: dict[str, Any]) -> bytes:
+def _choice(answer_id: str, index: int, result: pb.Extraction) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": result.text}
+    if result.tool_calls:
+        message = {"role": "assistant", "content": result.text or None, "tool_calls": _called(answer_id, index, result)}
+    return {"index": index, "message": message, "logprobs": _logprobs(result), "finish_reason": _reason(result)}
+
+
+def _called(answer_id: str, index: int, result: pb.Extraction) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"call-{answer_id.removeprefix('chatcmpl-')}-{index}-{number}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for number, call in enumerate(result.tool_calls)
+    ]
+
+
+def _logprobs(result: pb.Extraction) -> dict[str, Any] | None:
+    if not result.tokens:
+        return None
+    return {"content": [{**_token(one), "top_logprobs": [_token(top) for top in one.top]} for one in result.tokens]}
+
+
+def _token(token: pb.TokenLogprob) -> dict[str, Any]:
+    is_whole = "\ufffd" not in token.text
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()) if is_whole else None}
+
+
+def event_of(content: dict[str, Any]) -> bytes:
     return b"data: " + line_of(content) + b"\n\n"
 
 
-def _failed(problem: Problem) -> bytes:
+def failed(problem: Problem) -> bytes:
     """An event that OpenAI's clients raise. No [DONE] follows."""
     body = OPENAI.error(problem).body
     return b"data: " + body + b"\n\n" if isinstance(body, bytes) else b""
 
 
 class _Events:
-    """The events of one answer."""
+    """The events of `count` answers. Tools that were called, and log probabilities, are in the last events of an answer."""
 
-    def __init__(self, head: dict[str, Any], *, with_usage: bool) -> None:
+    def __init__(self, head: dict[str, Any], count: int, *, with_usage: bool) -> None:
         self._head = {**head, "object": "chat.completion.chunk"} | ({"usage": None} if with_usage else {})
         self._with_usage = with_usage
-        self._along = Along()
-        self._has_begun = False
+        self._alongs = [Along() for _ in range(count)]
+        self._has_begun = [False] * count
 
     def tell(self, reply: pb.ExtractStreamResponse) -> bytes:
         """Raises Problem."""
         if not reply.HasField("response"):
-            return self._said(self._along.more(reply.deltas))
-        result = reply.response.results[0]
-        said = self._said(self._along.rest(result.text))
-        end = self._chunk({}, _reason(result))
-        usage = _event({**self._head, "choices": [], "usage": _usage(reply.response.usage)}) if self._with_usage else b""
-        return said + end + usage + _DONE
+            deltas: dict[int, list[pb.ExtractDelta]] = {}
+            for delta in reply.deltas:
+                deltas.setdefault(delta.item, []).append(delta)
+            return b"".join(self._said(index, self._alongs[index].more(own)) for index, own in deltas.items())
+        ends = b"".join(self._end(index, result) for index, result in enumerate(reply.response.results))
+        usage = event_of({**self._head, "choices": [], "usage": usage_of(reply.response.usage)}) if self._with_usage else b""
+        return ends + usage + DONE
 
-    def _said(self, text: str) -> bytes:
-        begin = b"" if self._has_begun else self._chunk({"role": "assistant", "content": ""})
-        self._has_begun = True
-        return begin + (self._chunk({"content": text}) if text else b"")
+    def _end(self, index: int, result: pb.Extraction) -> bytes:
+        found = self._said(index, self._alongs[index].rest(result.text))
+        for number, call in enumerate(_called(self._head["id"], index, result)):
+            begun = {**call, "index": number, "function": {**call["function"], "arguments": ""}}
+            rest = {"index": number, "function": {"arguments": call["function"]["arguments"]}}
+            found += self._chunk(index, {"tool_calls": [begun]}) + self._chunk(index, {"tool_calls": [rest]})
+        return found + self._chunk(index, {}, _reason(result), _logprobs(result))
 
-    def _chunk(self, delta: dict[str, str], reason: str | None = None) -> bytes:
-        return _event({**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
+    def _said(self, index: int, text: str) -> bytes:
+        begin = b"" if self._has_begun[index] else self._chunk(index, {"role": "assistant", "content": ""})
+        self._has_begun[index] = True
+        return begin + (self._chunk(index, {"content": text}) if text else b"")
+
+    def _chunk(self, index: int, delta: dict[str, Any], reason: str | None = None, logprobs: dict[str, Any] | None = None) -> bytes:
+        choice = {"index": index, "delta": delta, "finish_reason": reason} | ({"logprobs": logprobs} if logprobs else {})
+        return event_of({**self._head, "choices": [choice]})
 
 
 ROUTES: Final = tuple(

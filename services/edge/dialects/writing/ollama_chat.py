@@ -1,7 +1,7 @@
 """Ollama's `POST /api/chat` and `/api/generate`, as lines of JSON unless `stream` is false. Pure.
 
-As in `chat.py`, a conversation ends with the user's message, and `options` that are about sampling are not looked at, since answers
-are greedy. `think` and `raw` are Ollama's own; templates are the checkpoint's.
+As in `chat.py`, a conversation ends with the user's message or a tool's. `think` and `raw` are Ollama's own; templates are the
+checkpoint's.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
+import orjson
 from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
@@ -19,11 +20,13 @@ from services.edge.dialects.writing.along import (
     Asked,
     Conversation,
     Told,
+    Tools,
     conversation_of,
     is_cut,
     is_last,
     line_of,
 )
+from services.edge.dialects.writing.choices import Choices, stops_of
 from services.edge.messages.base import Answer, Problem, Question, Received, Route, Stream, invalid
 from services.edge.messages.limits import MESSAGES, PARTS
 from services.edge.messages.reading import read
@@ -32,23 +35,46 @@ LINES: Final = b"application/x-ndjson"
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True):
-    """`num_predict`: the most tokens; below 1: the model's own. Others are ignored."""
+    """`num_predict`: the most tokens; below 1: the model's own. Options about memory and processors are ignored."""
 
     num_predict: int | None = None
-    # Only with values that change nothing.
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
     stop: str | list[str] | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    # Only with values that change nothing.
+    repeat_last_n: int | None = None
+    typical_p: float | None = None
+    tfs_z: float | None = None
+    mirostat: int | None = None
+    penalize_newline: bool | None = None
+
+
+class OllamaFunction(msgspec.Struct, kw_only=True):
+    """`arguments`: an object."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class OllamaToolCall(msgspec.Struct, kw_only=True):
+    """A call that the model made."""
+
+    function: OllamaFunction
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True):
-    """`images`: in base64. `tool_calls`: none."""
+    """`images`: in base64. `role`: tool for what a function returned."""
 
     role: str
     content: str = ""
     images: Annotated[list[str], PARTS] | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[OllamaToolCall] | None = None
 
 
 class OllamaChatRequest(msgspec.Struct, kw_only=True):
@@ -106,18 +132,24 @@ Write = Callable[[str], dict[str, Any]]
 def chat(received: Received) -> Question | Stream:
     """`POST /api/chat`. Raises Problem."""
     request = read(OllamaChatRequest, received)
-    if request.tools:
-        raise invalid("tools are not supported: ask for JSON by format", "tools")
     if not request.messages:
         return _step(received, request, None, _as_message)
-    for place, message in enumerate(request.messages):
-        if message.tool_calls:
-            raise invalid(f"messages[{place}].tool_calls: tools are not supported", f"messages[{place}].tool_calls")
+    calls = {
+        place: [(call.function.name, orjson.dumps(call.function.arguments).decode()) for call in message.tool_calls]
+        for place, message in enumerate(request.messages)
+        if message.tool_calls
+    }
     said = conversation_of(
         [
-            (message.role, _told(message.content, message.images, f"messages[{place}].content", f"messages[{place}].images"))
+            (
+                message.role,
+                []
+                if place in calls and not message.content
+                else _told(message.content, message.images, f"messages[{place}].content", f"messages[{place}].images"),
+            )
             for place, message in enumerate(request.messages)
-        ]
+        ],
+        calls,
     )
     return _step(received, request, said, _as_message)
 
@@ -156,7 +188,9 @@ def _step(
     options = request.options or OllamaOptions()
     _refuse_unsupported(request.think, options)
     most = options.num_predict if options.num_predict is not None and options.num_predict > 0 else None
-    asked = Asked(named, said, (most, "options.num_predict"), _schema(request.format))
+    tools = Tools(request.tools or ()) if isinstance(request, OllamaChatRequest) else Tools()
+    longest = (most, "options.num_predict")
+    asked = Asked(named, said, longest, _schema(request.format), choices=_choices(options), tools=tools)
     lines = _Lines(head, write)
     if request.stream is False:
         return Question(EXTRACT, asked.request(), lambda reply: Answer(lines.whole(reply)), fields=asked.fields())
@@ -165,17 +199,27 @@ def _step(
 
 def _refuse_unsupported(think: bool | str | None, options: OllamaOptions) -> None:
     """What would change the text is refused, not ignored."""
-    rules = "repetition rules are the checkpoint's"
     refusals = (
         (think is not None, "think", "is not supported: whether a model thinks is its chat template's affair"),
-        (options.stop, "options.stop", "is not supported: the model's own end of a text is taken"),
-        (options.repeat_penalty not in (None, 1), "options.repeat_penalty", f"must be 1: {rules}"),
-        (options.presence_penalty, "options.presence_penalty", f"must be 0: {rules}"),
-        (options.frequency_penalty, "options.frequency_penalty", f"must be 0: {rules}"),
+        (options.repeat_last_n not in (None, -1), "options.repeat_last_n", "must be -1: penalties are of the whole text"),
+        (options.typical_p not in (None, 1), "options.typical_p", "must be 1: use top_p or min_p"),
+        (options.tfs_z not in (None, 1), "options.tfs_z", "must be 1: use top_p or min_p"),
+        (options.mirostat, "options.mirostat", "must be 0: use temperature and top_p"),
+        (options.penalize_newline is False, "options.penalize_newline", "must be true: penalties are of all tokens"),
     )
     for is_asked, field, why in refusals:
         if is_asked:
             raise invalid(f"{field} {why}", field)
+
+
+def _choices(options: OllamaOptions) -> Choices:
+    sampling = {_NAMES.get(name, name): getattr(options, name) for name in _SAMPLED}
+    names = {f"sampling.{_NAMES.get(name, name)}": f"options.{name}" for name in _SAMPLED}
+    return Choices(sampling, {**names, "stop": "options.stop"}, seed=options.seed, stop=stops_of(options.stop))
+
+
+_NAMES: Final = {"repeat_penalty": "repetition_penalty"}
+_SAMPLED: Final = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
 
 
 def _schema(given: str | dict[str, Any] | None) -> tuple[dict[str, Any] | None, str]:
@@ -183,7 +227,9 @@ def _schema(given: str | dict[str, Any] | None) -> tuple[dict[str, Any] | None, 
         return None, ""
     if isinstance(given, dict):
         return given, "format"
-    raise invalid("format must be a JSON Schema of an object, or be left out", "format")
+    if given == "json":
+        return {"type": "object"}, "format"
+    raise invalid("format must be json or a JSON Schema of an object, or be left out", "format")
 
 
 def _failed(problem: Problem) -> bytes:
@@ -215,6 +261,11 @@ class _Lines:
 
     def _end(self, reply: pb.ExtractResponse, text: str) -> bytes:
         timings, usage = reply.timings, reply.usage
+        calls = reply.results[0].tool_calls
+        wrote = self._write(text)
+        if calls and "message" in wrote:
+            called = [{"function": {"name": call.name, "arguments": orjson.loads(call.arguments)}} for call in calls]
+            wrote = {"message": {**wrote["message"], "tool_calls": called}}
         rest = {
             "done": True,
             "done_reason": "length" if is_cut(reply.results[0]) else "stop",
@@ -225,7 +276,7 @@ class _Lines:
             "eval_count": usage.output_tokens,
             "eval_duration": round(timings.forward_seconds * 1e9),
         }
-        return line_of({**self._head, **self._write(text), **rest})
+        return line_of({**self._head, **wrote, **rest})
 
 
 ROUTES: Final = (

@@ -134,9 +134,19 @@ INSTRUCTION: Final = Limit(
 JSON_SCHEMA: Final = Limit("a JSON Schema of answers (the worker has more limits)", ("TextTask.json_schema",), 32 * KIB, BYTES)
 """The worker's own (libs/models/generation/grammars/schemas.py)."""
 TURNS: Final = Limit("turns before an item", ("TextTask.turns",), 128, ENTRIES)
-TURNS_TEXT: Final = Limit("the texts of all turns", ("Turn.text",), 65_536, CHARACTERS)
+TURNS_TEXT: Final = Limit("the texts of all turns", ("Turn.text", "ToolCall.arguments"), 65_536, CHARACTERS)
 """Models that write have at most 8,192 tokens for a prompt and its answer."""
 TEMPLATE_VALUES: Final = Limit("values for the chat template", ("TextTask.template_values",), 4 * KIB, BYTES)
+STOPS: Final = Limit("texts that end an answer", ("TextTask.stop",), 16, ENTRIES)
+STOP: Final = Limit("such a text", ("TextTask.stop",), 256, CHARACTERS)
+TOP_LOGPROBS: Final = Limit("likely tokens beside each written one", ("TextTask.top_logprobs",), 20, "tokens")
+LOGPROBS: Final = Limit("log probabilities that an answer may have", ("ExtractRequest",), 64 * MIB, BYTES)
+TOOLS: Final = Limit("functions that a model may call", ("TextTask.tools",), 64 * KIB, BYTES)
+"""They stand before each text, and have some 10,000 tokens."""
+TOOL_CALLS: Final = Limit(
+    "calls of a turn, and functions that a model may call", ("Turn.tool_calls", "TextTask.tools"), 64, ENTRIES
+)
+TOOL_NAME: Final = Limit("a function's name", ("TextTask.tool", "ToolCall.name"), 64, CHARACTERS)
 POOLING: Final = Limit("how many times fewer vectors an item is pooled to", ("EncodeRequest.pooling_factor",), 64, "times")
 HYPOTHESIS: Final = Limit("a hypothesis", ("ClassifyTask.hypothesis",), 1024, CHARACTERS)
 PLACES: Final = Limit("places for the label in a hypothesis", ("ClassifyTask.hypothesis",), 8, "places")
@@ -225,6 +235,13 @@ ALL: Final = (
     TURNS,
     TURNS_TEXT,
     TEMPLATE_VALUES,
+    STOPS,
+    STOP,
+    TOP_LOGPROBS,
+    LOGPROBS,
+    TOOLS,
+    TOOL_CALLS,
+    TOOL_NAME,
     POOLING,
     HYPOTHESIS,
     PLACES,

@@ -7,7 +7,6 @@ refused here, with the path of its field; what depends on the model is checked i
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from shoal.v1 import models_pb2, tensor_pb2
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.image_size import size_of
 from libs.names import is_model_id
-from services.router.admission.validation import answers, limits, pictures, schemas
+from services.router.admission.validation import answers, limits, pictures, schemas, texts
 
 _EMPTY_ITEM_BYTES: Final = 2
 """An item whose content is set and empty: tag and length."""
@@ -158,10 +157,10 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
         labels = _check_labels(request.regions.labels, "regions.labels", None, required=True)
         _check_threshold(request.regions, "regions", 0.0)
     else:
-        _check_text(request.text)
+        _check_text(request.text, len(request.items))
     given = task == "relations" and (card is None or card.given_entities)
     files = _check_files(request.files)
-    items = _check_items(request.items, "items", card, files, given=given)
+    items = _check_items(request.items, "items", card, files, given=given, seeded=task == "text")
     shared = files.read("items", items.pictures.values())
     if task == "text" and request.text.text_layer == pb.TextTask.TEXT_LAYER_ONLY:
         items.pictures.update({index: _layers_alone(own) for index, own in items.pictures.items()})
@@ -172,8 +171,9 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
         _check_answered(len(items.sizes), sum(limits.SCORE_BYTES + _utf8(label) for label in repeated), task)
     sizes = _with_labels(items.sizes, task, labels, request.classify.hypothesis, card)
     if task == "text":
-        told = request.text.instruction + request.text.template_values
-        before_each = _utf8(told) + sum(_utf8(turn.text) for turn in request.text.turns)
+        told = request.text.instruction + request.text.template_values + request.text.tools
+        calls = sum(_utf8(call.arguments) for turn in request.text.turns for call in turn.tool_calls)
+        before_each = _utf8(told) + sum(_utf8(turn.text) for turn in request.text.turns) + calls
         sizes = replace(sizes, each=before_each, once=_utf8(request.text.json_schema))
     return _readable(replace(sizes, pictures=items.pictures, once_pictures=shared), "items")
 
@@ -262,8 +262,10 @@ def text_alone(item: pb.Item) -> str | None:
     return None
 
 
-def _check_items(items: Sequence[pb.Item], field: str, card: Card | None, files: Files, *, given: bool = False) -> _Items:
-    """`given`: items may bring entities."""
+def _check_items(
+    items: Sequence[pb.Item], field: str, card: Card | None, files: Files, *, given: bool = False, seeded: bool = False
+) -> _Items:
+    """`given`: items may bring entities; `seeded`: they may have seeds."""
     _refuse(not items, f"{field} is empty: 1..{limits.ITEMS.most:,} are allowed", field)
     limits.ITEMS.check(len(items), field)
     found = _Items([], {})
@@ -273,7 +275,7 @@ def _check_items(items: Sequence[pb.Item], field: str, card: Card | None, files:
         text = text_alone(item)
         is_plain = text is not None and media_type(text) is None
         if not (is_plain and any_text and _EMPTY_ITEM_BYTES < size <= limits.TEXT.most):
-            size, shown = _check_item(item, f"{field}[{index}]", card, files, given=given)
+            size, shown = _check_item(item, f"{field}[{index}]", card, files, given=given, seeded=seeded)
             if shown.bytes or shown.pages:
                 found.pictures[index] = shown
         found.sizes.append(size)
@@ -290,8 +292,12 @@ def _takes(card: Card | None, kind: models_pb2.InputKind) -> bool:
     return kind == models_pb2.INPUT_KIND_TEXT or (kind == models_pb2.INPUT_KIND_IMAGE and bool(reads_pictures))
 
 
-def _check_item(item: pb.Item, path: str, card: Card | None, files: Files, *, given: bool = False) -> tuple[int, Pictures]:
+def _check_item(
+    item: pb.Item, path: str, card: Card | None, files: Files, *, given: bool = False, seeded: bool = False
+) -> tuple[int, Pictures]:
     """The bytes of an item's text, as a message, and its pictures."""
+    is_unread = item.HasField("seed") and not seeded
+    _refuse(is_unread, f"{path}.seed is for the task text, whose answers are written", f"{path}.seed")
     content, known = item.WhichOneof("content"), item.entities
     message = f"{path}.entities are for the task relations, with a model that does not find them itself"
     _refuse(bool(known) and not given, message, f"{path}.entities")
@@ -412,8 +418,7 @@ def _check_document(document: pb.Document, path: str, card: Card | None, files: 
 def _gives_text_layers(request: pb.ExtractRequest, card: Card) -> bool:
     """Whether the request is for text, and a model without that task may have an answer: the text layer of pages."""
     is_asked = request.WhichOneof("task") == "text" and request.text.text_layer != pb.TextTask.TEXT_LAYER_NEVER
-    is_written = bool(request.text.json_schema) or bool(request.text.turns)
-    return is_asked and not is_written and models_pb2.INPUT_KIND_DOCUMENT in card.inputs
+    return is_asked and not texts.asks_model(request.text) and models_pb2.INPUT_KIND_DOCUMENT in card.inputs
 
 
 def _layers_alone(item: Pictures) -> Pictures:
@@ -509,50 +514,15 @@ def _check_classify(task: pb.ClassifyTask, card: Card | None) -> Sequence[str]:
     return _check_labels(task.labels, "classify.labels", card)
 
 
-def _check_text(task: pb.TextTask) -> None:
+def _check_text(task: pb.TextTask, items: int) -> None:
     _check_enum(task.kind, pb.TextTask.Kind, "text.kind")
     _check_enum(task.text_layer, pb.TextTask.TextLayer, "text.text_layer")
-    _refuse(task.max_tokens > 4096, f"text.max_tokens is {task.max_tokens}; at most 4096 are allowed", "text.max_tokens")
-    limits.INSTRUCTION.check(len(task.instruction), "text.instruction")
-    limits.JSON_SCHEMA.check(_utf8(task.json_schema), "text.json_schema")
-    layers_alone = bool(task.json_schema) and task.text_layer == pb.TextTask.TEXT_LAYER_ONLY
-    _refuse(layers_alone, "a text layer is no JSON of a schema: let the model read the pages", "text.text_layer")
-    _check_turns(task)
-    _check_template_values(task.template_values)
+    texts.check(task, items)
+    layers_alone = task.text_layer == pb.TextTask.TEXT_LAYER_ONLY and texts.asks_model(task)
+    _refuse(layers_alone, "a text layer is no answer that a model writes: let the model read the pages", "text.text_layer")
     edges = (task.region.left, task.region.top, task.region.right, task.region.bottom)
     is_box = all(map(math.isfinite, edges)) and 0 <= edges[0] < edges[2] and 0 <= edges[1] < edges[3]
     _refuse(task.HasField("region") and not is_box, "text.region needs 0 <= left < right and 0 <= top < bottom", "text.region")
-
-
-def _check_turns(task: pb.TextTask) -> None:
-    if not task.turns:
-        return
-    limits.TURNS.check(len(task.turns), "text.turns")
-    layers_alone = task.text_layer == pb.TextTask.TEXT_LAYER_ONLY
-    _refuse(layers_alone, "a text layer is no answer in a conversation: let the model read the pages", "text.text_layer")
-    characters = 0
-    for index, turn in enumerate(task.turns):
-        path = f"text.turns[{index}]"
-        _check_enum(turn.role, pb.Turn.Role, f"{path}.role")
-        _refuse(
-            turn.role == pb.Turn.ROLE_UNSPECIFIED, f"{path}.role must be ROLE_USER, ROLE_ASSISTANT or ROLE_SYSTEM", f"{path}.role"
-        )
-        characters += len(turn.text)
-        _refuse(not turn.text.strip(), f"{path}.text is empty", f"{path}.text")
-    limits.TURNS_TEXT.check(characters, "text.turns")
-
-
-def _check_template_values(text: str) -> None:
-    field = "text.template_values"
-    limits.TEMPLATE_VALUES.check(_utf8(text), field)
-    if not text:
-        return
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
-        values = None
-    is_flat = isinstance(values, dict) and not any(isinstance(value, dict | list) for value in values.values())
-    _refuse(not is_flat, f"{field} must be a JSON object of texts, numbers, booleans or null", field)
 
 
 def _check_labels(labels: Sequence[str], field: str, card: Card | None, *, required: bool = False) -> Sequence[str]:

@@ -37,8 +37,8 @@ class ReadAlong(Protocol):
     def places(self, prepared: Prepared) -> Sequence[tuple[int, int]]:
         """The item and the page (0: none) of each sequence; empty: what is written is no text yet."""
 
-    def text(self, ids: Sequence[int]) -> str:
-        """The text of the tokens so far. It begins with that of any first part of them."""
+    def text(self, prepared: Prepared, ids: Sequence[int]) -> str:
+        """The text of the tokens so far of a sequence of the job. It begins with that of any first part of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _parts(grown: Iterable[_Grown]) -> list[tuple[HeldJob, int, worker_pb2.Writt
         places = model.places(held.ready) if isinstance(model, ReadAlong) else ()
         if not isinstance(model, ReadAlong) or not places:
             continue
-        told, text = held.told.get(each.index, ""), model.text(each.ids)
+        told, text = held.told.get(each.index, ""), model.text(held.ready, each.ids)
         if not text.startswith(told) or len(text) == len(told):
             continue
         (item, page), job = places[each.index], held.job

@@ -11,6 +11,7 @@ import openai
 from checking import (
     ALONE,
     BASE,
+    CALLER,
     LIMITED,
     MODEL,
     QUERY,
@@ -70,6 +71,14 @@ def chat(model: Any) -> None:
     is_written("".join(part.content for part in model.stream(messages)))
 
 
+def tools(model: Any) -> None:
+    places = {"type": "object", "properties": {"place": {"enum": ["here", "there"]}}, "required": ["place"]}
+    function = {"name": "weather", "description": "The weather.", "parameters": {**places, "additionalProperties": False}}
+    bound = model.bind_tools([{"type": "function", "function": function}], tool_choice="weather")
+    (call,) = bound.invoke([("human", "a text")]).tool_calls
+    assert (call["name"], call["args"]["place"] in ("here", "there")) == ("weather", True)
+
+
 def errors() -> None:
     refused(openai.NotFoundError, lambda: of_openai(BASE, model="nobody", check_embedding_ctx_length=False).embed_query("a"))
     refused(openai.BadRequestError, lambda: of_openai(BASE).embed_query("a"), ("param", "input"))
@@ -83,6 +92,7 @@ check(
     "ChatOpenAI, invoke and stream",
     lambda: chat(ChatOpenAI(base_url=f"{BASE}/v1", api_key="any", model=WRITER, max_tokens=MOST)),
 )
+check("ChatOpenAI.bind_tools", lambda: tools(ChatOpenAI(base_url=f"{BASE}/v1", api_key="any", model=CALLER, max_tokens=200)))
 check("ChatOllama, invoke and stream", lambda: chat(ChatOllama(base_url=BASE, model=WRITER, num_predict=MOST)))
 check("CohereEmbeddings", lambda: embed(cohere))
 check("CohereRerank", lambda: rerank(CohereRerank(base_url=BASE, cohere_api_key="any", model=MODEL, top_n=len(TEXTS))))

@@ -40,6 +40,14 @@ TemplateValues = Annotated[
         "--template-value", help="What the chat template is given: enable_thinking=false. May be repeated.", show_default=False
     ),
 ]
+Temperature = Annotated[
+    float | None,
+    typer.Option(min=0, max=10, help="0: the likeliest token; above, tokens are drawn.", show_default=False),
+]
+TopP = Annotated[float | None, typer.Option(min=0, max=1, help="Draw from the likeliest tokens of this share.", show_default=False)]
+TopK = Annotated[int | None, typer.Option(min=0, help="Draw from so many of the likeliest tokens.", show_default=False)]
+Seed = Annotated[int | None, typer.Option(min=0, help="One seed gives one text for an item.", show_default=False)]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="A text that ends an answer. May be repeated.", show_default=False)]
 Stream = Annotated[bool, typer.Option("--stream", help="Print the text of one item as it is written.")]
 
 
@@ -54,6 +62,11 @@ def written(
     max_tokens: MaxTokens = 0,
     schema: SchemaFile = None,
     template_value: TemplateValues = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    seed: Seed = None,
+    stop: Stop = None,
     stream: Stream = False,
     serving: Serving,
     as_json: AsJson = False,
@@ -61,7 +74,17 @@ def written(
     """Have a model write about texts: summaries, translations, answers."""
     run = Invocation(model, texts, files, serving, as_json)
     values = _template_values(template_value)
-    task = ReadText(max_tokens=max_tokens, instruction=instruction, schema=_schema(schema), template_values=values)
+    task = ReadText(
+        max_tokens=max_tokens,
+        instruction=instruction,
+        schema=_schema(schema),
+        template_values=values,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        stop=stop or (),
+    )
     if stream:
         _stream(open_client(), run, task, serving)
         return

@@ -1,0 +1,193 @@
+"""OpenAI's `POST /v1/completions`, whole or as server-sent events: prompts that no chat template frames. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
+from shoal.v1 import inference_pb2 as pb
+
+from services.edge.dialects.openai import OPENAI
+from services.edge.dialects.writing.along import MOST_TOKENS, Along, is_cut, is_last
+from services.edge.dialects.writing.chat import DONE, EVENTS, ChatUsage, StreamOptions, event_of, failed, usage_of
+from services.edge.dialects.writing.choices import Choices, count_of_answers, sampling_of, stops_of
+from services.edge.messages.base import Answer, Fields, Question, Received, Route, Stream, invalid, json_of, single_field
+from services.edge.messages.reading import count_of, priority_of, read, target, text_item
+
+DEFAULT_TOKENS: Final = 16
+"""OpenAI's own, where a request does not say."""
+MAX_PROMPTS: Final = 128
+MAX_LOGPROBS: Final = 20
+
+
+class CompletionRequest(msgspec.Struct, kw_only=True):
+    """OpenAI's fields, and ours. `prompt`: a text or several; token ids are not served. Others are ignored."""
+
+    model: str
+    prompt: str | list[Any]
+    max_tokens: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    n: int | None = None
+    logprobs: int | None = None
+    # Only with values that change nothing.
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    logit_bias: dict[str, float] | None = None
+    # Ours.
+    adapter: str | None = None
+    pool: str | None = None
+    priority: str | int | None = None
+
+
+class CompletionLogprobs(msgspec.Struct, kw_only=True):
+    """`text_offset`: where each token begins in the answer."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """Choice `index` is answer `index % n` to prompt `index // n`."""
+
+    index: int
+    text: str
+    finish_reason: Literal["stop", "length"]
+    logprobs: CompletionLogprobs | None
+
+
+class CompletionAnswer(msgspec.Struct, kw_only=True):
+    """`n` choices for each prompt."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: ChatUsage
+
+
+def complete(received: Received) -> Question | Stream:
+    """`POST /v1/completions`. Raises Problem."""
+    request = read(CompletionRequest, received)
+    for name in ("echo", "suffix", "logit_bias"):
+        if getattr(request, name):
+            raise invalid(f"{name} is not supported: an answer is what the model writes after the prompt, so leave it out", name)
+    most = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
+    if most > MOST_TOKENS:
+        raise invalid(f"max_tokens is {most}; it must be at most {MOST_TOKENS:,}", "max_tokens")
+    if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
+        raise invalid(f"logprobs is {request.logprobs}; it must be within 0 and {MAX_LOGPROBS}", "logprobs")
+    choices = Choices(
+        sampling_of(request),
+        {"top_logprobs": "logprobs"},
+        seed=request.seed,
+        stop=stops_of(request.stop),
+        count=count_of_answers(request.n, request.best_of),
+        top_logprobs=request.logprobs,
+    )
+    task = pb.TextTask(max_tokens=count_of(most, "max_tokens"), raw_prompt=True)
+    choices.fill(task)
+    named, items = target(received, request.model), choices.items(_prompts(request))
+    message = pb.ExtractRequest(
+        model=named.model,
+        items=items,
+        text=task,
+        adapter=request.adapter or named.adapter,
+        pool=request.pool or "",
+        priority=priority_of(request.priority),
+    )
+    fields: Fields = {
+        **single_field("items", "prompt"),
+        "text.max_tokens": "max_tokens",
+        "text.raw_prompt": "prompt",
+        **choices.fields(),
+    }
+    head = {"id": f"cmpl-{received.request_id}", "object": "text_completion", "created": 0, "model": request.model}
+    if request.stream:
+        usage = bool(request.stream_options and request.stream_options.include_usage)
+        events = _Events(head, len(items), with_usage=usage)
+        return Stream(EXTRACT_STREAM, message, events.tell, is_last, failed, EVENTS, fields)
+    return Question(EXTRACT, message, lambda reply: _answer(head, reply), fields=fields)
+
+
+def _prompts(request: CompletionRequest) -> list[pb.Item]:
+    prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
+    if not 1 <= len(prompts) <= MAX_PROMPTS:
+        raise invalid(f"prompt has {len(prompts)} texts; 1..{MAX_PROMPTS} are allowed", "prompt")
+    found = []
+    for place, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            raise invalid("prompt is token ids, which are not supported: send the text", "prompt")
+        found.append(text_item(prompt, "prompt" if isinstance(request.prompt, str) else f"prompt[{place}]"))
+    return found
+
+
+def _reason(result: pb.Extraction) -> str:
+    return "length" if is_cut(result) else "stop"
+
+
+def _logprobs(result: pb.Extraction) -> dict[str, Any] | None:
+    if not result.tokens:
+        return None
+    offsets, place = [], 0
+    for token in result.tokens:
+        offsets.append(place)
+        place += len(token.text)
+    return {
+        "tokens": [token.text for token in result.tokens],
+        "token_logprobs": [token.logprob for token in result.tokens],
+        "top_logprobs": [{top.text: top.logprob for top in token.top} for token in result.tokens],
+        "text_offset": offsets,
+    }
+
+
+def _answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
+    choices = [
+        {"index": index, "text": result.text, "finish_reason": _reason(result), "logprobs": _logprobs(result)}
+        for index, result in enumerate(reply.results)
+    ]
+    return Answer(json_of({**head, "choices": choices, "usage": usage_of(reply.usage)}))
+
+
+class _Events:
+    """The events of several answers."""
+
+    def __init__(self, head: dict[str, Any], count: int, *, with_usage: bool) -> None:
+        self._head, self._with_usage = head | ({"usage": None} if with_usage else {}), with_usage
+        self._alongs = [Along() for _ in range(count)]
+
+    def tell(self, reply: pb.ExtractStreamResponse) -> bytes:
+        """Raises Problem."""
+        if not reply.HasField("response"):
+            said = ((delta.item, self._alongs[delta.item].more([delta])) for delta in reply.deltas)
+            return b"".join(self._chunk(index, text) for index, text in said if text)
+        results = enumerate(reply.response.results)
+        ends = b"".join(
+            self._chunk(index, self._alongs[index].rest(result.text), _reason(result), _logprobs(result))
+            for index, result in results
+        )
+        usage = event_of({**self._head, "choices": [], "usage": usage_of(reply.response.usage)}) if self._with_usage else b""
+        return ends + usage + DONE
+
+    def _chunk(self, index: int, text: str, reason: str | None = None, logprobs: dict[str, Any] | None = None) -> bytes:
+        return event_of({**self._head, "choices": [{"index": index, "text": text, "finish_reason": reason, "logprobs": logprobs}]})
+
+
+ROUTES: Final = tuple(
+    Route("POST", path, OPENAI, complete, "Has a model continue a text", CompletionRequest, CompletionAnswer, EVENTS)
+    for path in ("/v1/completions", "/completions", "/openai/v1/completions")
+)
