@@ -45,6 +45,7 @@ def far(hub: FakeHub, checkpoints: Path, tmp_path_factory: pytest.TempPathFactor
     environment = {
         "SHOAL_STORES": "hf",
         "SHOAL_STORE_DIR": str(directory / "store"),
+        "SHOAL_TORCH_CHECKPOINTS": "refuse",
         "HF_ENDPOINT": hub.endpoint,
         "HF_HOME": str(directory / "hf"),
         "HF_HUB_OFFLINE": "0",
@@ -82,8 +83,8 @@ def test_a_model_of_the_hub_is_fetched_shown_and_served(
     assert "/cdn/" not in (far.directory / "worker-0.log").read_text()
 
 
-def test_a_pickle_is_refused_with_advice_and_never_sent(far: Cluster, hub: FakeHub) -> None:
-    with shoal.Client(far.address) as client, pytest.raises(errors.ModelBroken, match=r"pytorch_model\.bin: .*save_pretrained"):
+def test_a_worker_that_refuses_torch_checkpoints_fetches_none(far: Cluster, hub: FakeHub) -> None:
+    with shoal.Client(far.address) as client, pytest.raises(errors.ModelBroken, match=r"pytorch_model\.bin: .*shoal models convert"):
         client.encode(PICKLE, TEXTS, timeout=30)
     assert "pytorch_model.bin" not in hub.sent
 
