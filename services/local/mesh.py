@@ -119,7 +119,7 @@ def _children(
         ("redis", Child("redis", redis, environment_of("redis", os.environ), place.logs / "redis.log"))
     ]
     for role, name, command, extra in services:
-        variables = environment_of(role, os.environ) | common | {"SHOAL_METRICS_ADDRESS": metrics.get(name, "")} | extra
+        variables = environment_of(role, os.environ) | {"SHOAL_METRICS_ADDRESS": metrics.get(name, "")} | common | extra
         children.append((role, Child(name, command, variables, place.logs / f"{name}.log")))
     return children
 

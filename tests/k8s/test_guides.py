@@ -126,7 +126,8 @@ def test_the_charts_values_of_a_guide_are_taken_and_say_what_its_overlay_says(gu
     assert files[1:] == ["mesh.yaml"]
     ours = template(yaml.safe_load(values), str(Path(files[0]).relative_to("charts/shoal")))
     document = yaml.safe_load(overlay)
-    theirs = build(tmp_path, **{**document, "resources": [one.removeprefix("../k8s/") for one in document["resources"]]})
+    places = {key: [one.removeprefix("../k8s/") for one in document[key]] for key in ("resources", "components")}
+    theirs = build(tmp_path, **{**document, **places})
     assert _images(ours) == _images(theirs)
     settings = [one["data"] for one in of_kind(theirs, "ConfigMap") if one["metadata"]["name"].startswith("worker-env-")]
     assert [named(ours, "ConfigMap", "worker-env")["data"]] == settings

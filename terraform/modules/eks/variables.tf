@@ -206,7 +206,7 @@ variable "force_destroy" {
 variable "repositories" {
   description = "Image repositories, each as <name>/<repository>."
   type        = set(string)
-  default     = ["router", "scheduler", "worker-cpu", "worker-cuda"]
+  default     = ["edge", "router", "scheduler", "worker-cpu", "worker-cuda"]
   nullable    = false
 }
 
