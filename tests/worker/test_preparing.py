@@ -33,6 +33,7 @@ from services.worker.jobs.pulling.reading import (
     reading_of,
 )
 from services.worker.memory.resident import Resident
+from services.worker.scheduling.turns import REMEMBERED_SECONDS
 from tests.support.waiting import wait_until
 from tests.worker.fakes import CREEPING, FakeLanes, FakeModel, encode_job, routers, until, vector, vectors
 from tests.worker.running import MODEL, Bay, worker
@@ -196,6 +197,37 @@ def test_a_caller_of_slow_documents_is_served_after_one_of_quick_ones() -> None:
         one.held_up["first"].set()
         wait_until(lambda: len(one.done) == 7)
         assert one.done == ["first", "quick 4", "quick 5", "quick 6", "slow 4", "slow 5", "slow 6"]
+
+
+def test_a_slow_document_is_charged_though_its_caller_was_forgotten_meanwhile() -> None:
+    """A caller without backlog is forgotten after REMEMBERED_SECONDS, and with it what it was charged in advance."""
+    with bench(1, is_slow=True) as one:
+        turns = one.preparation._turns
+        document = one.large("document", "heavy", slices=1)
+        document.pages = 1
+        document.document_seconds.add(10.0, 0.0)
+        one.preparation.add([document])
+        wait_until(one.begun["document"].is_set)
+        one.now += 2 * REMEMBERED_SECONDS
+        turns.forget(one.now)
+        one.held_up["document"].set()
+        wait_until(lambda: not one.preparation.waiting())
+        assert turns.tag(document.flow.caller) > turns.tag(one.held("light", "light").flow.caller) + 5.0
+
+
+def test_a_thread_that_is_declared_away_at_its_last_step_comes_back() -> None:
+    with bench(1) as one:
+        one.preparation.add([one.large("first", "heavy", slices=0)])
+        wait_until(one.begun["first"].is_set)
+        one.preparation.add([one.held("light", "light")])
+        one.now += 2 * HELD_SECONDS
+        one.preparation.relieve()
+        wait_until(lambda: one.done == ["light"])
+        one.held_up["first"].set()
+        wait_until(lambda: one.done == ["light", "first"])
+        one.preparation.add([one.held("second", "heavy")])
+        wait_until(lambda: one.done == ["light", "first", "second"])
+        wait_until(lambda: one.preparation._idle == 1, what="every thread is idle again")
 
 
 def test_no_more_callers_than_are_allowed_take_threads_at_once() -> None:

@@ -100,8 +100,7 @@ class Finisher:
             self._finish(jobs, _never_yield)
             return
         self._queue.add(jobs)
-        if size > SMALL_OUTPUT_BYTES:
-            self._loop.call_soon_threadsafe(self._relieve_in_time)
+        self._loop.call_soon_threadsafe(self._relieve_in_time)
 
     def failed(self, job: HeldJob, error: ShoalError) -> None:
         self._loop.call_soon_threadsafe(self._delivery.answer, [(job, _failed(job, error))])

@@ -243,8 +243,7 @@ class Preparation:
         try:
             self._prepare(portion.jobs, give_way)
         finally:
-            self._between_steps(run)
-            del self._running[threading.get_ident()]
+            self._end(run)
             self._settle(portion, caller, run.since - charged)
 
     def _between_steps(self, run: _Run) -> None:
@@ -253,6 +252,14 @@ class Preparation:
         self._running[threading.get_ident()] = run
         if run.is_away:
             with self._lock:
+                self._come_back(run)
+
+    def _end(self, run: _Run) -> None:
+        """Records that a portion has ended. All under the lock: `relieve` may be about to declare this thread away."""
+        with self._lock:
+            run.since = self._clock()
+            self._running.pop(threading.get_ident(), None)
+            if run.is_away:
                 self._come_back(run)
 
     def _charge(self, portion: _Portion, seconds: float) -> None:
@@ -272,7 +279,8 @@ class Preparation:
         with self._lock:
             if self._is_slow and portion.pages:
                 self._costs.record(caller, portion.pages, processor_seconds, self._clock())
-            self._charge_all(portion, seconds - portion.prepaid)
+            # A charge in advance is forgotten with its caller, where nothing else of that caller waits.
+            self._charge_all(portion, seconds - (portion.prepaid if caller in self._turns else 0.0))
             for held in portion.jobs:
                 flows = self._waiting[_lane(held)]
                 flows[held.flow] -= held.estimated_tokens

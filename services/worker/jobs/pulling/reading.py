@@ -24,6 +24,9 @@ PIXELS_A_BYTE: Final = 8
 PAGE_BYTES: Final = 1 << 19
 """Bytes of text that take as long to tokenise as a page takes to draw: 50 ms."""
 
+UNKNOWN_PIXELS: Final = 50_000_000
+"""Of an image whose header does not say its size: the most that is decoded."""
+
 SLOW_PIXELS: Final = 4_000_000
 """A job with an image of more pixels is slow: decoding it takes a tenth of a second or more, in one call that cannot yield, and may
 have to wait for memory."""
@@ -53,7 +56,8 @@ def reading_of(job: worker_pb2.Job, payload_bytes: int, *, has_images: bool) -> 
             pages += _pages(part)
             continue
         size = size_of(part.data)
-        area = 0 if size is None else size.height * size.width
+        # A header that hides its size may be that of the largest image: it is treated as one, apart from quick jobs.
+        area = UNKNOWN_PIXELS if size is None else size.height * size.width
         pixels, largest = pixels + area, max(largest, area)
     read += pixels // PIXELS_A_BYTE + pages * PAGE_BYTES
     return Reading(read, pages, "documents" if pages else "images" if largest > SLOW_PIXELS else "quick")
