@@ -1,7 +1,7 @@
 """Converts a torch checkpoint to a safetensors file: torch's weights-only machine names the tensors, their bytes are copied from
 file to file. Runs in the child, the only module of this package that imports torch.
 
-The machine (`torch/_weights_only_unpickler.py`, that of `torch.load(weights_only=True)`) knows some 35 opcodes and a list of
+The machine (`torch._weights_only_unpickler`, that of `torch.load(weights_only=True)`) knows some 35 opcodes and a list of
 constructors; nothing is imported or called that is not on the list. Storages are made on the meta device, so torch holds no data:
 each tensor is copied from the bytes of its storage, in blocks, and the whole conversion holds one block at a time.
 """

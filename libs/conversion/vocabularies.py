@@ -1,6 +1,6 @@
 """Builds a fast tokenizer from the vocabulary files of a slow one, with the token ids that transformers gives.
 
-The rules are those of transformers' `convert_slow_tokenizer.py` (4.x and 5), by which the hub's tokenizer.json files were made:
+The rules are those of `transformers.convert_slow_tokenizer` (4.x and 5), by which the hub's tokenizer.json files were made:
 WordPiece of vocab.txt, byte-level BPE of vocab.json with merges.txt, and Unigram or BPE of a SentencePiece model.
 """
 

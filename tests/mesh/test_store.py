@@ -84,7 +84,8 @@ def test_a_model_of_the_hub_is_fetched_shown_and_served(
 
 
 def test_a_worker_that_refuses_torch_checkpoints_fetches_none(far: Cluster, hub: FakeHub) -> None:
-    with shoal.Client(far.address) as client, pytest.raises(errors.ModelBroken, match=r"pytorch_model\.bin: .*shoal models convert"):
+    advice = r"pytorch_model\.bin: .*shoal models convert"
+    with shoal.Client(far.address) as client, pytest.raises(errors.ModelBroken, match=advice):
         client.encode(PICKLE, TEXTS, timeout=30)
     assert "pytorch_model.bin" not in hub.sent
 

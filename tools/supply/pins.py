@@ -20,7 +20,7 @@ from tools.distributions import OURS, ROOT, SupplyError, closure, installed_dist
 # Packages whose models are held against ours, with what they import; they ask for older versions of what they share with us, and
 # run with ours, without some that they never use here.
 REFERENCES = ("gliner", "gliclass", "gliner2", "glirel", "loguru", "seqeval")
-NOT_NEEDED = frozenset({"datasets", "sentencepiece"})
+NOT_NEEDED = frozenset({"datasets"})
 INSTALLERS = ("pip", "setuptools")
 # A CUDA build of torch brings its libraries in the versions that it asks for.
 BROUGHT_BY_TORCH = ("nvidia-", "cuda-")

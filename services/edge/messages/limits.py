@@ -1,7 +1,7 @@
 """How many entries lists of a request have at most: the router's own limits, so that nothing longer is made into messages. Pure.
 
-The annotations are of the types of requests, and stand in the OpenAPI document. tests/edge/test_intake.py compares the numbers with
-the router's (services/router/admission/validation/limits.py).
+The annotations are of the types of requests, and stand in the OpenAPI document. tests/edge/hostile/test_intake.py compares the
+numbers with the router's (services/router/admission/validation/limits.py).
 """
 
 from __future__ import annotations
