@@ -267,7 +267,7 @@ def wanted_numbers(address: str) -> dict[str, Any]:
         "writer": WRITER,
         "caller": CALLER,
         "asked": {"system": SYSTEM, "user": USER, "tokens": TOKENS},
-        "turns": [{"role": role, "content": text} for role, text in TURNS],
+        "turns": [{"role": turn[0], "content": turn[1]} for turn in TURNS],
         "conversed": conversed[0].text,
         "written": written[0].text,
         "written_tokens": written.usage.output_tokens,

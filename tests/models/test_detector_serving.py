@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from libs.errors import InvalidInput, TaskNotSupported
+from libs.image_size import Size, size_of
 from libs.models import PackedModel, load_model
 from libs.models.precision.samples import works
 from libs.models.results import ExtractResult
@@ -79,10 +80,10 @@ def test_routers_price_images_by_their_size(model: PackedModel) -> None:
     """From the header: of an image that keeps its proportions as many tokens as it has, but for a rounding of its sides."""
     told = to_card(model.card).images
     for index, sequence in enumerate(model.prepare(job()).sequences):
-        price = image_prices.tokens_of(image_prices.size_of(pictures()[index]), told)
+        price = image_prices.tokens_of(size_of(pictures()[index]), told)
         assert abs(price - sequence.tokens) <= 0.05 * sequence.tokens
     if model.card.family == "grounding-dino":
-        thin, square = (image_prices.tokens_of(image_prices.Size(*size), told) for size in ((30, 300), (300, 300)))
+        thin, square = (image_prices.tokens_of(Size(*size), told) for size in ((30, 300), (300, 300)))
         assert thin < square <= told.max_tokens
 
 

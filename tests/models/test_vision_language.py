@@ -13,6 +13,7 @@ from libs.catalog.detect import read_card
 from libs.catalog.kinds.vision.vision_language import MODEL_TYPES
 from libs.catalog.overrides import Hints, Overrides
 from libs.errors import TaskNotSupported
+from libs.image_size import size_of
 from libs.models import load_model
 from libs.models.images.vlm.loading import model_types
 from libs.models.packed_model import PackedModel
@@ -49,7 +50,7 @@ def test_prices_are_near_the_truth(tmp_path: Path, kind: str) -> None:
     for data in pages():
         work = EncodeWork([""], parts={0: (Part(data, "items[0].image"),)})
         (sequence,) = model.prepare(work).sequences
-        price = pictures.tokens_of(pictures.size_of(data), sizes)
+        price = pictures.tokens_of(size_of(data), sizes)
         assert sequence.tokens / 2 <= price <= 3 * sequence.tokens + 16
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from libs.catalog.overrides import Hints, Overrides
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
+from libs.image_size import size_of
 from libs.models import load_model
 from libs.models.images.vlm.loading import load_vision_language
 from libs.models.packed_model import PackedModel
@@ -170,7 +171,7 @@ def test_the_card_and_the_price_of_a_page(model: PackedModel, theirs: VSplade) -
     sizes = to_card(card).images
     for data in FILES:
         (sequence,) = model.prepare(EncodeWork([""], parts={0: (Part(data, "items[0].image"),)})).sequences
-        price = pictures.tokens_of(pictures.size_of(data), sizes)
+        price = pictures.tokens_of(size_of(data), sizes)
         assert sequence.tokens / 2 <= price <= 3 * sequence.tokens + 16
 
 

@@ -153,8 +153,8 @@ def completions() -> None:
 
 
 def tools() -> None:
-    places = {"type": "object", "properties": {"place": {"enum": ["here", "there"]}}, "required": ["place"]}
-    places["additionalProperties"] = False
+    place = {"enum": ["here", "there"]}
+    places = {"type": "object", "properties": {"place": place}, "required": ["place"], "additionalProperties": False}
     weather = {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": places}}
     asked = {"model": CALLER, "tools": [weather], "max_tokens": 200, "seed": 1}
     messages = [{"role": "user", "content": "a text"}]

@@ -192,5 +192,5 @@ def _explained(result: R, records: Sequence[Record]) -> R:
     """The result, in which a line without a text has the problem of the line as the reason why it was skipped."""
     if not any(records[one.index].problem for one in result.skipped):
         return result
-    skipped = [replace(one, message=records[one.index].problem or one.message) for one in result.skipped]
+    skipped = tuple(replace(one, message=records[one.index].problem or one.message) for one in result.skipped)
     return replace(result, skipped=skipped)
