@@ -54,11 +54,16 @@ _LARGE_TRAILERS: Final = b"the request's trailers are larger than the %d bytes t
 _MANY_HOSTS: Final = b"the request has more than one Host header: send one"
 _CODING: Final = b"the only transfer-encoding supported is chunked: send a compressed body with content-encoding"
 _BUSY: Final = b"this server is reading as many unfinished requests as it takes: try again"
+_BLANK_LINE: Final = b"\r\n\r\n"
 LINGER_SECONDS: Final = 5.0
 """How long the rest of a request that is answered already is read and dropped: closing at once would reset the connection before
 the client has read the answer. Also how long a connection that is being closed may take to send what it still has."""
 MOST_PIPELINED: Final = 64
 """Requests that may wait behind the one being answered on a connection; each takes some kilobytes."""
+MAX_PIPELINED_BYTES: Final = 256 << 10
+"""Memory that the heads of these requests may take."""
+HEADER_OVERHEAD_BYTES: Final = 128
+"""Memory that a header's three Python objects take in addition to its bytes."""
 HANDSHAKE_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 1.0
 """How often certificates are checked."""
@@ -108,6 +113,8 @@ class Cycle(RequestResponseCycle):
     takes nothing of an answer for `write_seconds`."""
 
     write_seconds = 60.0
+    head_memory_bytes = 0
+    """Memory that the request's head takes."""
     _head = b""
 
     async def send(self, message: ASGISendEvent) -> None:
@@ -205,8 +212,10 @@ class Connection(HttpToolsProtocol):
         self._unfinished_bytes = 0
         self._reads_head = False
         self._reads_body = False
-        # Whether the bytes that are being parsed hold content of a body, how many before them held none, and those of trailers.
+        # Of the bytes that are being parsed: whether they hold content of a body, and how many of them, at least, are such content
+        # or heads that ended. How many bytes before them held no content, and those of trailers.
         self._has_content = False
+        self._progress_bytes = 0
         self._bytes_without_content = 0
         self._trailer_bytes = 0
         # Whether a second parser is told a head again, and what the connection is closed with once all requests are answered.
@@ -255,28 +264,32 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         while data and not self.transport.is_closing() and not self._refused:
-            self._has_content = False
+            self._has_content, self._progress_bytes = False, 0
             try:
                 self.parser.feed_data(data)
-                rest = b""
             except httptools.HttpParserUpgrade as offer:
-                rest = data[offer.args[0] :]
+                data = data[offer.args[0] :]
                 self._decline_upgrade()
+                continue
             except httptools.HttpParserError as error:
                 return self._refuse(*_reply_to(error))  # no variable holds the error: its traceback holds this frame
             if self._reads_head:
-                self._count_unfinished(len(data))
+                self._count_unfinished(self._unparsed_bytes(data))
                 if self._unfinished_bytes > HEAD_BYTES:
                     self._refuse(431, _LARGE_HEAD)
                 elif self._state.unfinished_bytes > MAX_UNFINISHED_BYTES:
                     self._refuse(503, _BUSY)
             elif self._reads_body:
                 # The parser collects a trailer until its end, and calls nothing before it.
-                self._bytes_without_content = 0 if self._has_content else self._bytes_without_content + len(data)
+                self._bytes_without_content = 0 if self._has_content else self._bytes_without_content + self._unparsed_bytes(data)
                 if self._bytes_without_content > MAX_TRAILER_BYTES:
                     self._refuse(431, _LARGE_TRAILERS)
-            data = rest
+            break
         return None
+
+    def _unparsed_bytes(self, data: bytes) -> int:
+        """Return an upper bound of the bytes that the parser keeps: those after the last blank line and after all that ended."""
+        return min(len(data.rpartition(_BLANK_LINE)[2]), len(data) - self._progress_bytes)
 
     def on_message_begin(self) -> None:
         if self._resumes:
@@ -315,6 +328,8 @@ class Connection(HttpToolsProtocol):
         expects_continue = self._check_head()
         self._reads_head, self._reads_body = False, True
         self._trailer_bytes = self._bytes_without_content = 0
+        sent_bytes = self._head_bytes + len(b":\r\n") * len(self.headers)  # at least
+        self._progress_bytes += max(1, sent_bytes - self._unfinished_bytes)
         if self._unfinished_bytes:
             self._count_unfinished(-self._unfinished_bytes)
         url = httptools.parse_url(self.url)
@@ -341,13 +356,18 @@ class Connection(HttpToolsProtocol):
             on_response=self.on_response_complete,
         )
         self.cycle.write_seconds = self._limits.write_seconds
+        self.cycle.head_memory_bytes = self._head_bytes + HEADER_OVERHEAD_BYTES * len(self.headers)
         if before is None or before.response_complete:
             self._start_asgi_task(self.cycle, self.app)
-        elif len(self.pipeline) < MOST_PIPELINED:
+        elif len(self.pipeline) < MOST_PIPELINED and self._waiting_bytes() + self.cycle.head_memory_bytes <= MAX_PIPELINED_BYTES:
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
         else:
             self.transport.abort()
+
+    def _waiting_bytes(self) -> int:
+        """Return the memory that the heads of pipelined requests take."""
+        return sum(cast(Cycle, cycle).head_memory_bytes for cycle, _ in self.pipeline)
 
     def _check_head(self) -> bool:
         """Returns whether the client waits for 100 Continue. Raises _Refusal."""
@@ -362,6 +382,7 @@ class Connection(HttpToolsProtocol):
                 codings += 1
                 if codings > 1 or value.strip().lower() != b"chunked":
                     raise _Refusal(400, _CODING)
+        self._head_bytes = head_bytes
         if head_bytes > HEAD_BYTES:
             raise _Refusal(431, _LARGE_HEAD)
         if hosts > 1:
@@ -370,6 +391,7 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._has_content = True
+        self._progress_bytes += len(body)
         if not self.transport.is_closing():
             super().on_body(body)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Final, get_args
 
 from shoal.transport.addresses import is_local
 from shoal.transport.trust import Tls, tls_from
@@ -23,6 +24,7 @@ from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary, read_vocabulary
 
 _ROUTERS_TLS = ("SHOAL_ROUTERS_TLS", "SHOAL_ROUTERS_CA", "SHOAL_ROUTERS_CERT", "SHOAL_ROUTERS_KEY", "SHOAL_ROUTERS_NAME")
+_ORIGIN: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[1-9][0-9]{0,4}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +96,10 @@ class Settings:
             _check_address(self.console_address, "SHOAL_CONSOLE_ADDRESS")
         for hosts, name in ((self.hosts, "SHOAL_HTTP_HOSTS"), (self.console_hosts, "SHOAL_CONSOLE_HOSTS")):
             check(all(map(_is_host, hosts)), name, "names without ports, in lower case, with commas")
-        for origins, name in ((self.origins, "SHOAL_HTTP_ORIGINS"), (self.console_origins, "SHOAL_CONSOLE_ORIGINS")):
-            allowed = "origins such as https://mesh.example or https://mesh.example:8443, in lower case, with commas"
-            check(all(map(_is_origin, origins)), name, allowed)
+        allowed = "origins such as https://app.example, http://[::1]:3000 or tauri://localhost, in lower case, with commas"
+        check(all(map(_is_origin, self.origins)), "SHOAL_HTTP_ORIGINS", allowed)
+        allowed = "origins such as https://mesh.example or https://mesh.example:8443, in lower case, with commas"
+        check(all(map(_is_console_origin, self.console_origins)), "SHOAL_CONSOLE_ORIGINS", allowed)
         check(1024 <= self.body_bytes <= 1 << 30, "SHOAL_HTTP_BODY_BYTES", "1024..1073741824")
         check(self.in_flight_bytes >= self.body_bytes, "SHOAL_HTTP_IN_FLIGHT_BYTES", "at least SHOAL_HTTP_BODY_BYTES")
         check(1 <= self.connections <= 1_000_000, "SHOAL_HTTP_CONNECTIONS", "1..1000000")
@@ -265,6 +268,12 @@ def _list(text: str) -> tuple[str, ...]:
 
 
 def _is_origin(text: str) -> bool:
+    """Whether a browser or an app on one may send it as the Origin of a page: any scheme, no path, no port that is the scheme's."""
+    found = _ORIGIN.fullmatch(text)
+    return found is not None and (found["scheme"], found["port"]) not in (("http", "80"), ("https", "443"))
+
+
+def _is_console_origin(text: str) -> bool:
     try:
         name_of(text)
     except ValueError:

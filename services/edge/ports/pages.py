@@ -7,6 +7,7 @@ refuse it. Where they let everybody in, two checks stand in for the credential, 
   browser then takes the edge for a part of the page.
 - Sec-Fetch-Site, or Origin from browsers that do not send it: the request is not for a page elsewhere, unless its origin is listed.
 
+A link elsewhere may open the console: a navigation to its page or files is answered, since no page can read the answer.
 Programs send neither Sec-Fetch-Site nor Origin, and are not affected. Probes have any Host.
 """
 
@@ -18,6 +19,7 @@ from typing import Any, Final
 from libs.telemetry import metrics
 from services.edge.asgi import Receive, Scope, Send, State
 from services.edge.console.access import host_of, is_address, is_local, is_same
+from services.edge.console.files import ASSETS
 from services.edge.messages.base import Problem
 from services.edge.routes import DEFAULT
 
@@ -29,8 +31,10 @@ MAX_AGE_SECONDS: Final = 600
 _HOST: Final = b"host"
 _ORIGIN: Final = b"origin"
 _SITE: Final = b"sec-fetch-site"
+_MODE: Final = b"sec-fetch-mode"
+_DESTINATION: Final = b"sec-fetch-dest"
 _ASKED: Final = b"access-control-request-method"
-_READ: Final = frozenset({_HOST, _ORIGIN, _SITE, _ASKED})
+_READ: Final = frozenset({_HOST, _ORIGIN, _SITE, _MODE, _DESTINATION, _ASKED})
 _OWN_SITES: Final = (b"same-origin", b"none")
 _VARY: Final[Header] = (b"vary", b"origin")
 _EXPOSED: Final[Header] = (b"access-control-expose-headers", b"x-request-id, retry-after, *")
@@ -89,7 +93,7 @@ class Pages:
             send = _with_headers(send, _allowed(origin) if is_listed else (_VARY,))
         try:
             if self._state.is_guarded:
-                self._check(scope["path"], headers)
+                self._check(scope["method"], scope["path"], headers)
         except Problem as problem:
             metrics.HTTP_REQUESTS.labels(metrics.OTHER, str(problem.status)).inc()
             answer = DEFAULT.error(problem)
@@ -101,7 +105,7 @@ class Pages:
         else:
             await application(scope, receive, send)
 
-    def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
+    def _check(self, method: str, path: str, headers: dict[bytes, bytes]) -> None:
         """Raises Problem: 421 for a Host that may be a page's own name, 403 for a page elsewhere."""
         given, origin, site = (headers.get(name, b"").decode("latin-1") for name in (_HOST, _ORIGIN, _SITE))
         if self._checks_host and given and path not in self._probes:
@@ -112,7 +116,7 @@ class Pages:
                     "or list the name in SHOAL_HTTP_HOSTS"
                 )
                 raise Problem("PERMISSION_DENIED", text, field="host", status=421)
-        if headers.get(_ORIGIN, b"") in self._origins:
+        if headers.get(_ORIGIN, b"") in self._origins or _opens_console(method, path, headers):
             return
         is_own = site.encode("latin-1") in _OWN_SITES if site else not origin or self._is_own(origin, given)
         if not is_own:
@@ -124,6 +128,12 @@ class Pages:
 
     def _is_own(self, origin: str, host: str) -> bool:
         return is_same(origin, host) or origin.encode("latin-1") in self._own_origins
+
+
+def _opens_console(method: str, path: str, headers: dict[bytes, bytes]) -> bool:
+    """Whether a browser asks for the console's page or one of its files for a tab or window, not for a frame or a script."""
+    is_navigation = headers.get(_MODE) == b"navigate" and headers.get(_DESTINATION) == b"document"
+    return is_navigation and method in ("GET", "HEAD") and (path == "/" or path.startswith(ASSETS))
 
 
 def _allowed(origin: bytes) -> tuple[Header, ...]:

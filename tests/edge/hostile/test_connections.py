@@ -278,3 +278,101 @@ async def test_a_refused_credential_frees_the_connection(accepted: list[weakref.
     async with edge(Script(), security) as http, no_collector():
         assert (await http.post(EMBED, BODY)).status == 401
         await until(lambda: accepted[0]() is None)
+
+
+WHOLE_CHUNKED = CHUNKED + b"\r\n"
+LIVE = head("GET", "/livez", {"x": "y" * 1500})
+LARGE_POST = head("POST", EMBED, {"content-length": str(150_000)}) + CONTENT + b" " * (150_000 - len(CONTENT))
+UNFINISHED = b"GET /livez HTTP/1.1\r\nx: " + b"y" * 60_000
+
+
+async def replies_to_reads(http: Http, accepted: list[weakref.ref[Connection]], reads: list[bytes], replies: int) -> list[int]:
+    """Has the edge parse these bytes, read by read, on a new connection; returns the statuses of its replies."""
+    reader, writer = await http.open()
+    try:
+        await until(lambda: accepted)
+        for data in reads:
+            connection = accepted[-1]()
+            assert connection is not None
+            connection.data_received(data)
+        return [(await read_reply(reader)).status for _ in range(replies)]
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("size", [9 << 10, 40 << 10])
+@pytest.mark.parametrize("request_bytes", [POST, WHOLE_CHUNKED], ids=["by length", "chunked"])
+async def test_a_body_may_arrive_after_a_large_head(
+    accepted: list[weakref.ref[Connection]], size: int, request_bytes: bytes
+) -> None:
+    start, separator, body = request_bytes.partition(b"\r\n\r\n")
+    begin = start + b"\r\ncookie: " + b"y" * size + separator
+    async with edge(Script()) as http:
+        assert await replies_to_reads(http, accepted, [begin, body], 1) == [200]
+
+
+async def test_a_body_may_arrive_with_the_offer_of_another_protocol(accepted: list[weakref.ref[Connection]]) -> None:
+    content = json.dumps({**BODY, "input": "x" * (20 << 10)}).encode()
+    offer = {"connection": "upgrade, http2-settings", "upgrade": "h2c", "content-length": str(len(content))}
+    async with edge(Script()) as http:
+        assert await replies_to_reads(http, accepted, [head("POST", EMBED, offer) + content], 1) == [200]
+
+
+async def test_bytes_without_content_behind_a_head_are_counted(accepted: list[weakref.ref[Connection]]) -> None:
+    begin = head("POST", EMBED, {"transfer-encoding": "chunked"}) + b"2;"
+    async with edge(Script()) as http:
+        assert await replies_to_reads(http, accepted, [begin + b"x" * server.MAX_TRAILER_BYTES], 1) == [431]
+
+
+@pytest.mark.parametrize(
+    ("finished", "replies"), [(LIVE * 60, 60), (LARGE_POST, 1), (LIVE + LARGE_POST, 2), (WHOLE_CHUNKED * 30, 30)]
+)
+@pytest.mark.parametrize("split", [0, 1000])
+async def test_only_the_unfinished_head_of_a_read_is_counted(
+    accepted: list[weakref.ref[Connection]], monkeypatch: pytest.MonkeyPatch, finished: bytes, replies: int, split: int
+) -> None:
+    """`split`: how many of the bytes arrive in a read before."""
+    monkeypatch.setattr(server, "MAX_UNFINISHED_BYTES", 61_000)
+    reads = [finished[:split], finished[split:] + UNFINISHED, b"\r\n\r\n"]
+    async with edge(Script()) as http:
+        assert set(await replies_to_reads(http, accepted, reads, replies + 1)) == {200}
+
+
+@pytest.mark.parametrize("finished", [LIVE * 2, POST, WHOLE_CHUNKED], ids=["no body", "by length", "chunked"])
+async def test_a_head_behind_a_finished_request_is_counted(
+    accepted: list[weakref.ref[Connection]], monkeypatch: pytest.MonkeyPatch, finished: bytes
+) -> None:
+    monkeypatch.setattr(server, "MAX_UNFINISHED_BYTES", len(UNFINISHED) - 1)
+    async with edge(Script()) as http:
+        statuses = await replies_to_reads(http, accepted, [finished + UNFINISHED], finished.count(b"HTTP/1.1") + 1)
+        assert statuses[-1] == 503
+
+
+@pytest.mark.parametrize(
+    "headers", [{"x": "y" * 60_000}, {f"x-{number}": "y" for number in range(120)}], ids=["large", "many headers"]
+)
+async def test_the_memory_of_pipelined_heads_is_limited(headers: dict[str, str]) -> None:
+    reached = asyncio.Event()
+
+    async def stop() -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    async with edge(Script(act=stop)) as http:
+        reader, writer = await http.open()
+        writer.write(POST)
+        await reached.wait()
+        writer.write(head("GET", "/livez", headers) * (server.MOST_PIPELINED // 2))
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 30.0) == b""
+        writer.close()
+
+
+async def test_pipelined_heads_of_usual_size_wait() -> None:
+    headers = {f"x-{number}": "y" * 20 for number in range(20)}
+    async with edge(Script()) as http:
+        reader, writer = await http.open()
+        writer.write(POST + head("GET", "/livez", headers) * (server.MOST_PIPELINED - 1))
+        for _ in range(server.MOST_PIPELINED):
+            assert (await read_reply(reader)).status == 200
+        writer.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +85,27 @@ async def test_every_path_refuses_pages_elsewhere(path: str) -> None:
         assert (await ask(http, "OPTIONS", path, {"host": "localhost", **PREFLIGHT})).status == 403
         if path not in ("/openapi.json", "/livez"):
             assert (await ask(http, "GET", path, REBOUND)).status == 421
+    assert not script.requests
+
+
+LINK = {"host": "localhost", "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+
+
+async def test_a_link_elsewhere_opens_the_console_and_no_other_path() -> None:
+    script = Script(models=[card()])
+    async with edge(script, console=True) as http:
+        page = await ask(http, "GET", "/", LINK)
+        assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        found = re.search(rb"/console/static/[0-9a-f]+/console.css", page.body)
+        assert found is not None
+        assert (await ask(http, "GET", found[0].decode(), LINK)).status == 200
+        assert (await ask(http, "HEAD", "/", LINK)).status == 200
+        for path in ("/v1/models", "/openapi.json", "/console/events", "/livez"):
+            assert (await ask(http, "GET", path, LINK)).status == 403
+        assert (await ask(http, "POST", "/", LINK)).status == 403
+        for other in ({"sec-fetch-dest": "iframe"}, {"sec-fetch-mode": "no-cors"}, {"sec-fetch-mode": ""}):
+            assert (await ask(http, "GET", "/", LINK | other)).status == 403
+        assert (await ask(http, "GET", "/", LINK | {"host": "evil.example"})).status == 421
     assert not script.requests
 
 
@@ -186,6 +208,14 @@ def test_origins_and_hosts_are_checked() -> None:
         ("SHOAL_HTTP_ORIGINS", "*"),
         ("SHOAL_HTTP_ORIGINS", "app.example"),
         ("SHOAL_HTTP_ORIGINS", "https://app.example/"),
+        ("SHOAL_HTTP_ORIGINS", "https://app.example:443"),
+        ("SHOAL_HTTP_ORIGINS", "https://*.example"),
+        ("SHOAL_HTTP_ORIGINS", "https://user@app.example"),
+        ("SHOAL_HTTP_ORIGINS", "tauri://Localhost"),
+        ("SHOAL_HTTP_ORIGINS", "app://obsidian.md/page"),
+        ("SHOAL_HTTP_ORIGINS", "null"),
+        ("SHOAL_CONSOLE_ORIGINS", "tauri://localhost"),
+        ("SHOAL_CONSOLE_ORIGINS", "http://[::1]:3000"),
         ("SHOAL_HTTP_HOSTS", "mesh.example:8080"),
         ("SHOAL_HTTP_HOSTS", "*"),
     ):
@@ -196,6 +226,17 @@ def test_origins_and_hosts_are_checked() -> None:
     assert found.origins == ("https://app.example", "http://localhost:3000")
     assert found.describe()["origins"] == origins
     assert found.hosts == ("mesh.example",)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["tauri://localhost", "app://obsidian.md", "vscode-webview://0abc", "chrome-extension://abc", "http://[::1]:3000"],
+)
+async def test_origins_of_apps_and_extensions_may_be_listed(origin: str) -> None:
+    origins = Settings.from_env({"SHOAL_HTTP_ORIGINS": origin}).origins
+    async with edge(Script(), origins=origins) as http:
+        reply = await post(http, {"origin": origin, "sec-fetch-site": "cross-site"})
+        assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, origin)
 
 
 async def test_a_program_is_not_affected() -> None:
