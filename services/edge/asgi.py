@@ -155,6 +155,8 @@ class Application:
             finally:
                 if exchange.payer is not None:
                     exchange.payer.close()
+                # The connection keeps this list for seconds, until the rest of a refused body has been dropped.
+                scope["headers"].clear()
                 _report(exchange)
 
     async def _exchange(
@@ -188,6 +190,8 @@ class Application:
             certificate = connection.certificate if connection is not None and self._trust.certificates else None
             metadata = metadata_of(headers, exchange.request_id, certificate, self._trust)
             payer = exchange.payer = self.intake.payer(address_of(scope), metadata)
+            # The head as it arrived, and as text: both are kept while the body arrives.
+            await payer.take_head(2 * _head_bytes(scope))
             metadata += trace_of(headers, traces.traceparent_of(exchange.span))
             seconds = seconds_of(headers, self._bounds.deadline_seconds, self._bounds.longest_deadline_seconds)
             deadline = time.monotonic() + seconds
@@ -205,7 +209,11 @@ class Application:
         """Asks the mesh until there is an answer. Raises Problem."""
         step: Question | Stream | Answer
         step, message = await _maybe_in_thread(len(received.body), lambda: _serialised(route.ask(received)))
+        held = 0
         while not isinstance(step, Answer):
+            if len(message) > max(held, len(received.body)):
+                await payer.reserve(len(message) - held)
+                held = len(message)
             if isinstance(step, Stream):
                 return await self._begun(exchange, step, message, metadata, deadline)
             if step.dialect is not None:
@@ -221,7 +229,7 @@ class Application:
                     raise Problem.of(error, step) from None
                 step, message = _serialised(otherwise)
             else:
-                await payer.take(size)
+                await payer.reserve(size, is_accepted=True)
                 step, message = _serialised(noting_truncation(step.answer(reply), reply))
         return step
 
@@ -248,6 +256,11 @@ class Application:
 
 def _serialised(step: Question | Stream | Answer) -> tuple[Question | Stream | Answer, bytes]:
     return step, b"" if isinstance(step, Answer) else step.message.SerializeToString()
+
+
+def _head_bytes(scope: Scope) -> int:
+    """Return the bytes of the request's path, query and headers."""
+    return len(scope["path"]) + len(scope["query_string"]) + sum(len(name) + len(value) for name, value in scope["headers"])
 
 
 def _left(deadline: float) -> float:

@@ -53,8 +53,9 @@ class Budget:
         return reservation.bytes + size > ONE_BYTES or self._unidentified + size > self.unidentified_limit // FREE_SHARE
 
     def check(self, reservation: Reservation, size: int) -> None:
-        """Raises Problem QUEUE_FULL for more than the caller may hold. A request may take what it needs while it is alone."""
-        if not size or self.held_bytes <= reservation.bytes:
+        """Raises Problem QUEUE_FULL for more than the caller may hold. A request that is alone may take what it needs, once its
+        caller is identified."""
+        if not size or (reservation.tenant is not None and self.held_bytes <= reservation.bytes):
             return
         free = self.limit_bytes - self.held_bytes
         if size > free:
@@ -64,8 +65,6 @@ class Budget:
         if reservation.tenant is not None:
             if self._tenants[reservation.tenant] + size > free:
                 raise _full("requests in flight of this tenant take as much memory as one tenant may: send fewer at a time")
-            return
-        if self._unidentified <= reservation.bytes:
             return
         free = self.unidentified_limit - self._unidentified
         if self._unidentified_addresses[reservation.address] + size > free:

@@ -21,6 +21,8 @@ KEPT_SECONDS: Final = 60.0
 """How long it is taken while it is asked again: a burst does not have to wait each time that an answer gets old."""
 REFUSED_SECONDS: Final = 1.0
 MAX_CALLERS: Final = 10_000
+MAX_REFUSED_CALLERS: Final = 1000
+"""Refused callers have a table apart, so that made-up credentials evict no accepted caller."""
 MAX_LOOKUPS: Final = 256
 """The most questions to routers at a time."""
 _REFUSALS: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED", "INVALID_ARGUMENT")
@@ -43,30 +45,37 @@ class Callers:
     def __init__(self, ask: Ask, clock: Callable[[], float] = time.monotonic) -> None:
         self._ask = ask
         self._clock = clock
-        # The state: what routers have said, the oldest first, and questions that are not answered, both by digest.
+        # The state by digest: accepted callers and refused ones, each the oldest first, and questions that are not answered.
         self._known: dict[bytes, _Known] = {}
+        self._refused: dict[bytes, _Known] = {}
         self._asking: dict[bytes, asyncio.Task[_Known]] = {}
 
-    async def tenant(self, metadata: Metadata) -> str:
+    def knows(self, metadata: Metadata) -> bool:
+        """Return whether `tenant` has the tenant of a caller without waiting for a router."""
+        known = self._known.get(_digest(metadata))
+        return known is not None and self._clock() - known.at < KEPT_SECONDS
+
+    async def tenant(self, metadata: Metadata, *, is_accepted: bool = False) -> str:
         """The tenant of a caller, by its credential and the tenant that it names. Raises Problem for one that is refused, or if no
-        router answers. Questions about one caller are asked once."""
+        router answers. Questions about one caller are asked once. `is_accepted`: a router has answered the caller's request, so
+        that MAX_LOOKUPS does not hold for it."""
         key = _digest(metadata)
-        known = self._known.get(key)
+        known = self._known.get(key) or self._refused.get(key)
         age = self._clock() - known.at if known is not None else KEPT_SECONDS
         if known is None or age >= (REFUSED_SECONDS if known.refusal is not None else KEPT_SECONDS):
             # The question is another caller's, too: it goes on if this one leaves.
-            known = await asyncio.shield(self._question(key, metadata))
+            known = await asyncio.shield(self._question(key, metadata, is_accepted))
         elif age >= FRESH_SECONDS and len(self._asking) < MAX_LOOKUPS:
-            self._question(key, metadata)
+            self._question(key, metadata, is_accepted)
         if known.refusal is not None:
             refusal = known.refusal
             raise Problem(refusal.reason, refusal.message, field=refusal.field, retry_after=refusal.retry_after)
         return known.tenant
 
-    def _question(self, key: bytes, metadata: Metadata) -> asyncio.Task[_Known]:
+    def _question(self, key: bytes, metadata: Metadata, is_accepted: bool) -> asyncio.Task[_Known]:
         task = self._asking.get(key)
         if task is None:
-            if len(self._asking) >= MAX_LOOKUPS:
+            if len(self._asking) >= MAX_LOOKUPS and not is_accepted:
                 raise Problem("QUEUE_FULL", "too many callers are being identified at once: try again later", retry_after=1.0)
             task = self._asking[key] = asyncio.create_task(self._answer(key, metadata))
         return task
@@ -82,9 +91,11 @@ class Callers:
         finally:
             del self._asking[key]
         self._known.pop(key, None)
-        if len(self._known) >= MAX_CALLERS:
-            del self._known[next(iter(self._known))]
-        self._known[key] = known
+        self._refused.pop(key, None)
+        table, limit = (self._known, MAX_CALLERS) if known.refusal is None else (self._refused, MAX_REFUSED_CALLERS)
+        if len(table) >= limit:
+            del table[next(iter(table))]
+        table[key] = known
         return known
 
 

@@ -29,6 +29,9 @@ Also the size from which a body is handled in a thread: for a smaller one the ha
 SMALL_BYTES: Final = 16 * 1024
 """So much of a body may wait, without being counted, until its caller is identified: 4 MiB of all callers that are asked about."""
 
+MAX_WALKED_BYTES: Final = 4 * 1024
+"""The largest body of MessagePack that is counted on the event loop, before its caller is identified: 0.5 microseconds a byte."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -42,28 +45,53 @@ class Bounds:
 class Payer:
     """Who pays for one request: its reservation, and how its caller is identified."""
 
-    __slots__ = ("_callers", "_metadata", "_reservation")
+    __slots__ = ("_callers", "_metadata", "_owed", "_reservation")
 
     def __init__(self, reservation: Reservation, callers: Callers, metadata: Metadata) -> None:
         self._reservation = reservation
         self._callers = callers
         self._metadata = metadata
+        self._owed = 0
+
+    async def take_head(self, size: int) -> None:
+        """Hold the `size` bytes of a request's head. No router is asked: the part of the body that has arrived must be counted
+        first. A small head that does not fit is charged with the body. Raises Problem as `take`."""
+        if self._reservation.must_identify(size) and self._callers.knows(self._metadata):
+            await self.identify()
+        try:
+            self._reservation.take(size)
+        except Problem:
+            if self._reservation.tenant is not None or size > SMALL_BYTES:
+                raise
+            self._owed = size
 
     async def take(self, size: int) -> None:
-        """Holds `size` bytes more. Raises Problem for a caller that is refused, or that holds too much."""
-        must_identify = self._reservation.must_identify(size)
-        if must_identify and size <= SMALL_BYTES:
+        """Holds `size` bytes more, which are in memory already. Raises Problem for a caller that is refused, or that holds too
+        much."""
+        if size <= SMALL_BYTES or not self._reservation.must_identify(size) or self._callers.knows(self._metadata):
             # Not held while a router is asked: others whom no router knows may hold all that such callers may.
-            await self.identify()
-        self._reservation.take(size)
-        if must_identify:
-            await self.identify()
+            await self.reserve(size)
+            return
+        self._take(size)
+        await self.identify()
 
-    async def identify(self) -> None:
+    async def reserve(self, size: int, *, is_accepted: bool = False) -> None:
+        """Hold `size` bytes that are not in memory yet, once the caller is identified where it must be. `is_accepted`: a router has
+        answered the request. Raises Problem as `take`."""
+        if self._reservation.must_identify(size):
+            await self.identify(is_accepted=is_accepted)
+        self._take(size)
+
+    async def identify(self, *, is_accepted: bool = False) -> None:
         """Raises Problem for a caller that routers refuse."""
         if self._reservation.tenant is None:
-            tenant = await self._callers.tenant(self._metadata)
+            tenant = await self._callers.tenant(self._metadata, is_accepted=is_accepted)
             self._reservation.identify(tenant)
+
+    def _take(self, size: int) -> None:
+        """Hold `size` bytes more, and those of the head that did not fit. Raises Problem QUEUE_FULL."""
+        self._reservation.take(size + self._owed)
+        self._owed = 0
 
     def give(self, size: int) -> None:
         """Hold `size` bytes less."""
@@ -120,11 +148,14 @@ class Intake:
 
     async def admit(self, body: bytes, payer: Payer, *, is_msgpack: bool) -> None:
         """Counts what decoding the body creates, and has it paid for. Raises Problem."""
-        if len(body) > FREE_BYTES:
+        is_slow = is_msgpack and len(body) > MAX_WALKED_BYTES
+        if is_slow:
+            await payer.identify()
+        if is_slow or len(body) > FREE_BYTES:
             count = await asyncio.to_thread(counted, body, is_msgpack=is_msgpack)
         else:
             count = counted(body, is_msgpack=is_msgpack)
-        await payer.take(count.bytes)
+        await payer.reserve(count.bytes)
 
 
 class _Reading:

@@ -14,12 +14,13 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import pytest
+from shoal.v1 import inference_pb2 as pb
 
 from libs.serving import Security
 from services.edge.intake import reading
 from services.edge.intake.counting import MAX_OBJECTS, MAX_VALUES
 from tests.edge.hostile.process import MAX_DELAY_SECONDS, MAX_GROWTH_BYTES, MIB, EdgeProcess, edge_process, measured_delay
-from tests.edge.parts import MODEL, Http, Reply, Script, edge, head, read_reply, routing
+from tests.edge.parts import MODEL, Http, Reply, Script, dense, edge, head, read_reply, routing, vectors
 from tests.edge.test_server import BODY, EMBED, until
 from tests.serving.parts import CLIENT, ROAMING, write_tokens
 from tests.support.peak import Peak
@@ -248,3 +249,84 @@ async def test_a_known_caller_is_answered_whatever_the_size(length: int, tmp_pat
         assert (await http.post(EMBED, body, authorization=f"Bearer {CLIENT}")).status == 200
         assert (await http.post(EMBED, body)).status == 401
     assert len(script.requests) == 1
+
+
+async def test_heads_of_unknown_callers_take_a_bounded_part_of_memory(tmp_path: Path) -> None:
+    """Each head is nearly as large as may be, whole, and before a body that does not end."""
+    async with guarded(tmp_path) as process:
+        peak = Peak(process.pid)
+        writers = []
+        for number in range(1000):
+            headers = {"content-length": "100", "authorization": f"Bearer made-up-{number}", "x-large": "a" * (60 << 10)}
+            writers.append(await opened(process.http, head("POST", EMBED, headers) + b" "))
+            await writers[-1].drain()
+        reply = await process.http.post(EMBED, BODY, authorization=f"Bearer {CLIENT}")
+        assert reply.status == 200, "a caller that routers know is let in"
+        assert peak.grown < MAX_GROWTH_BYTES, peak.grown / MIB
+        for writer in writers:
+            writer.close()
+
+
+async def test_a_request_head_counts_as_memory_in_flight() -> None:
+    large = {"x_large": "a" * 7500}
+    async with edge(Script(), body_bytes=2000, in_flight_bytes=32 << 10) as http:
+        assert (await http.post(EMBED, BODY)).status == 200, "the caller is known from here on"
+        reader, writer = await http.open()
+        writer.write(head("POST", EMBED, {**large, "content-length": "100", "expect": "100-continue"}))
+        assert b" 100 " in await reader.readuntil(b"\r\n\r\n"), "the head is charged before the body is asked for"
+        reply = await http.post(EMBED, BODY, **large)
+        assert (reply.status, b"of this tenant" in reply.body) == (429, True)
+        writer.close()
+
+        async def has_room() -> bool:
+            return (await http.post(EMBED, BODY, **large)).status == 200
+
+        await until(has_room)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_prompts_are_not_copied_beyond_a_bound(path: str, tmp_path: Path) -> None:
+    security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
+    script = Script()
+    prompt = "a" * (4 * MIB)
+    body = {"model": MODEL, "n": 16, "prompt": prompt, "messages": [{"role": "user", "content": prompt}]}
+    async with edge(script, security) as http:
+        reply = await http.post(path, body, authorization=f"Bearer {CLIENT}")
+    assert (reply.status, reply.json["error"]["param"]) == (413, "n")
+    assert "16,777,216" in reply.json["error"]["message"]
+    assert not script.requests
+
+
+async def test_copies_of_a_prompt_are_charged_before_they_are_sent(tmp_path: Path) -> None:
+    security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
+    script = Script(extract=lambda request: pb.ExtractResponse(results=[pb.Extraction(text="b")] * len(request.items)))
+    body = {"model": MODEL, "n": 16, "prompt": "a" * (MIB // 2)}
+    async with edge(script, security, body_bytes=MIB, in_flight_bytes=12 * MIB) as http:
+        credential = {"authorization": f"Bearer {ROAMING}", "x-shoal-tenant": "other", "content-length": str(MIB)}
+        writer = await opened(http, head("POST", EMBED, credential) + b" " * (MIB // 2))
+        await writer.drain()
+
+        async def is_refused() -> bool:
+            return (await http.post("/v1/completions", body, authorization=f"Bearer {CLIENT}")).status == 429
+
+        await until(is_refused)
+        writer.close()
+
+        async def is_answered() -> bool:
+            return not await is_refused()
+
+        await until(is_answered)
+    assert len(script.requests[-1].items) == 16
+
+
+async def test_a_small_request_with_a_large_answer_is_answered_beside_strangers(tmp_path: Path) -> None:
+    security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
+    answer = pb.EncodeResponse(dense=dense(vectors(7000, 1024)), usage=pb.Usage(input_tokens=5))
+    script = Script(encode=lambda request: answer)
+    body = {**BODY, "input": ["a"] * 7000, "encoding_format": "base64"}
+    async with edge(script, security) as http:
+        stranger = await opened(http, head("POST", EMBED, {"content-length": "1000"}) + b" ")
+        await stranger.drain()
+        assert answer.ByteSize() > 24 * MIB
+        assert (await http.post(EMBED, body, authorization=f"Bearer {CLIENT}")).status == 200
+        stranger.close()

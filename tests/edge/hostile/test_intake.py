@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -13,10 +14,19 @@ import pytest
 from shoal.errors import CannotConnect, ShoalError, Unauthenticated
 from shoal.transport.wire import Metadata
 
-from services.edge.intake import counting
+from services.edge.intake import counting, reading
 from services.edge.intake.budget import Budget, Reservation, network_of
-from services.edge.intake.callers import FRESH_SECONDS, KEPT_SECONDS, MAX_CALLERS, REFUSED_SECONDS, Callers
+from services.edge.intake.callers import (
+    FRESH_SECONDS,
+    KEPT_SECONDS,
+    MAX_CALLERS,
+    MAX_LOOKUPS,
+    MAX_REFUSED_CALLERS,
+    REFUSED_SECONDS,
+    Callers,
+)
 from services.edge.intake.counting import MAX_DEPTH, MAX_OBJECTS, MAX_VALUES, Count, counted
+from services.edge.intake.reading import MAX_WALKED_BYTES, Intake, Payer
 from services.edge.messages import limits
 from services.edge.messages.base import Problem
 from services.router.admission.validation import limits as router_limits
@@ -70,6 +80,12 @@ def test_brackets_commas_and_quotes_within_texts_are_not_counted() -> None:
     text = '[{",' * MAX_OBJECTS
     count = counted(json.dumps([text, "\\" * 99_999, text]).encode(), is_msgpack=False)
     assert (count.objects, count.depth) == (4, 1)
+
+
+def test_source_code_is_charged_by_its_exact_count() -> None:
+    code = 'if (names["key"] == "a") { list[0] = {"b": [1, 2]}; }\n' * 20_000
+    body = json.dumps({"model": "org/model", "input": code}).encode()
+    assert counted(body, is_msgpack=False).bytes < 4 * 1024
 
 
 @pytest.mark.parametrize("is_msgpack", [False, True])
@@ -166,10 +182,16 @@ def test_all_requests_of_a_tenant_share_what_it_may_hold() -> None:
 
 def test_a_request_that_is_alone_takes_what_it_needs() -> None:
     budget = Budget(MIB)
-    alone = budget.enter("")
+    alone = known(budget, "a")
     alone.take(5 * MIB)
     alone.release()
     assert budget.held_bytes == 0
+
+
+def test_an_unidentified_request_that_is_alone_is_bounded() -> None:
+    budget = Budget(512 * MIB)
+    with pytest.raises(Problem, match="not identified"):
+        budget.enter("10.0.0.1").take(budget.unidentified_limit + 1)
 
 
 def test_callers_must_be_identified_before_they_hold_more_than_a_little() -> None:
@@ -286,3 +308,114 @@ async def test_remembered_callers_are_bounded() -> None:
     assert len(callers._known) == MAX_CALLERS
     await callers.tenant(caller(str(MAX_CALLERS)))
     assert len(router.asked) == MAX_CALLERS + 5
+
+
+async def test_refused_callers_evict_no_accepted_caller() -> None:
+    router = FakeRouter()
+    callers = Callers(router.tenant, FakeClock())
+    await callers.tenant(caller("accepted"))
+    router.error = Unauthenticated("unknown token")
+    for number in range(MAX_CALLERS):
+        with pytest.raises(Problem):
+            await callers.tenant(caller(f"made-up-{number}"))
+    assert len(callers._refused) == MAX_REFUSED_CALLERS
+    assert callers.knows(caller("accepted"))
+    assert await callers.tenant(caller("accepted")) == "accepted"
+    assert len(router.asked) == 1 + MAX_CALLERS
+
+
+async def test_a_revoked_caller_is_forgotten() -> None:
+    router, clock = FakeRouter(), FakeClock()
+    callers = Callers(router.tenant, clock)
+    await callers.tenant(caller("a"))
+    router.error = Unauthenticated("revoked token")
+    clock.seconds += FRESH_SECONDS
+    await callers.tenant(caller("a"))
+    await until(lambda: not callers._asking)
+    with pytest.raises(Problem, match="revoked"):
+        await callers.tenant(caller("a"))
+    assert not callers.knows(caller("a"))
+
+
+class Setting:
+    """An intake before a fake router. Strangers hold as much as all unidentified callers of one address may."""
+
+    def __init__(self) -> None:
+        self.router = FakeRouter()
+        self.budget = Budget(512 * MIB)
+        self.callers = Callers(self.router.tenant, FakeClock())
+        self.intake = Intake(self.budget, self.callers)
+
+    def payer(self, name: str) -> Payer:
+        return self.intake.payer("10.0.0.1", caller(name))
+
+    def fill(self) -> None:
+        filled(self.budget, self.budget.enter("10.0.0.1"), 16 << 10)
+
+
+async def test_strangers_at_an_address_keep_out_no_known_caller() -> None:
+    setting = Setting()
+    await setting.callers.tenant(caller("a"))
+    setting.fill()
+    held = setting.budget.held_bytes
+    await setting.payer("a").take(64 << 10)
+    assert setting.budget._tenants == {"a": 64 << 10}
+    assert setting.budget.held_bytes == held + (64 << 10)
+    assert len(setting.router.asked) == 1
+
+
+async def test_an_answer_is_charged_to_its_tenant_while_strangers_fill_memory_and_lookups() -> None:
+    setting = Setting()
+    setting.fill()
+    setting.router.go.clear()
+    asking = [asyncio.create_task(setting.callers.tenant(caller(f"stranger-{number}"))) for number in range(MAX_LOOKUPS)]
+    await until(lambda: len(setting.router.asked) == MAX_LOOKUPS)
+    answered = asyncio.create_task(setting.payer("a").reserve(32 * MIB, is_accepted=True))
+    await until(lambda: len(setting.router.asked) == MAX_LOOKUPS + 1)
+    setting.router.go.set()
+    await answered
+    await asyncio.gather(*asking)
+    assert setting.budget._tenants == {"a": 32 * MIB}
+
+
+async def test_msgpack_is_walked_after_its_caller_is_identified(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting()
+    walked: list[int] = []
+
+    def count(body: bytes, *, is_msgpack: bool) -> Count:
+        walked.append(threading.get_ident())
+        return counted(body, is_msgpack=is_msgpack)
+
+    monkeypatch.setattr(reading, "counted", count)
+    setting.router.error = Unauthenticated("unknown token")
+    body = b"\x90" * (MAX_WALKED_BYTES + 1)
+    with pytest.raises(Problem, match="unknown token"):
+        await setting.intake.admit(body, setting.payer("a"), is_msgpack=True)
+    assert walked == []
+    setting.router.error = None
+    await setting.intake.admit(body, setting.payer("b"), is_msgpack=True)
+    await setting.intake.admit(body[:100], setting.payer("c"), is_msgpack=True)
+    assert [thread == threading.get_ident() for thread in walked] == [False, True]
+    assert len(setting.router.asked) == 2
+
+
+async def test_a_small_request_asks_no_router_for_its_caller() -> None:
+    setting = Setting()
+    payer = setting.payer("a")
+    for size in (1000, 500, 3000):
+        with pytest.raises(StopIteration):
+            payer.take(size).send(None)
+    await setting.intake.admit(b'{"input": "a"}', payer, is_msgpack=False)
+    assert setting.router.asked == []
+
+
+async def test_heads_of_strangers_are_refused_without_asking_a_router() -> None:
+    setting = Setting()
+    setting.fill()
+    payer = setting.payer("a")
+    with pytest.raises(Problem, match="not identified"):
+        await payer.take_head(120 << 10)
+    await payer.take_head(1000)
+    assert setting.router.asked == []
+    await payer.take(100)
+    assert setting.budget._tenants == {"a": 1100}, "a small head is charged with its body"

@@ -9,9 +9,11 @@ from typing import Any, Final
 
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.messages.base import Fields, invalid
+from services.edge.messages.base import Fields, Problem, invalid
 
 MAX_ANSWERS: Final = 16
+MAX_COPIES_BYTES: Final = 16 << 20
+"""The most bytes of all copies of the prompts, where each is answered more than once."""
 MAX_TOP_LOGPROBS: Final = 20
 _SEEDS: Final = 1 << 64
 SAMPLING: Final = (
@@ -57,7 +59,15 @@ class Choices:
             task.top_logprobs = self.top_logprobs
 
     def items(self, items: Sequence[pb.Item]) -> list[pb.Item]:
-        """Each item once for each answer, with the seed of the answer."""
+        """Each item once for each answer, with the seed of the answer. Raises Problem where the copies exceed MAX_COPIES_BYTES."""
+        size = self.count * sum(item.ByteSize() for item in items)
+        if self.count > 1 and size > MAX_COPIES_BYTES:
+            raise Problem(
+                "TOO_LARGE",
+                f"{self.count} answers to each prompt take {size:,} bytes of prompts, more than the {MAX_COPIES_BYTES:,} that are"
+                " allowed: ask for fewer answers at a time",
+                field="n",
+            )
         found = []
         for item in items:
             for number in range(self.count):
