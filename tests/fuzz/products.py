@@ -86,9 +86,9 @@ class Recipe:
 
     @property
     def sequences(self) -> int:
-        """At most so many go through the model: a legal request pays for them."""
-        each = max(1, self.labels) if self.verb in ("hypotheses", "prompts") else 1
-        return self.items * each
+        """The most passes through the model, which a legal request pays for: one for each token that is generated."""
+        each = {"hypotheses": self.labels, "prompts": self.labels, "generation": self.forms}.get(self.verb, 1)
+        return self.items * max(1, each)
 
     def body(self) -> bytes:
         """On the wire."""
