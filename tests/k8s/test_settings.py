@@ -121,6 +121,7 @@ GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
             "SHOAL_TOKEN",
             "SHOAL_TOKEN_FILE",
             "SHOAL_TOKEN_WITHOUT_TLS",
+            "SHOAL_TORCH_CHECKPOINTS",
             "SHOAL_WORKER_ID",
         }
     ),

@@ -114,8 +114,7 @@ def test_a_changed_weight_is_found(model: str, running: Published, tmp_path: Pat
 
 def test_a_tokenizer_that_is_not_published_is_converted(running: Published) -> None:
     running.check(UNTOKENIZED, TINY["tiny/trocr"])
-    assert not (running.store.models / UNTOKENIZED / "tokenizer.json").exists()
-    assert (running.folder / UNTOKENIZED / "tokenizer.json").exists()
+    assert (running.store.models / UNTOKENIZED / "tokenizer.json").exists()
 
 
 def test_a_file_that_cannot_be_converted_fails_with_what_the_card_should_say(
