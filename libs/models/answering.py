@@ -111,6 +111,8 @@ def _fixed_bytes(item: Extraction) -> int:
     labels = [one for question in item.classifications for one in question.labels]
     names = sum(STRUCTURE_BYTES + _utf8(question.name) for question in item.classifications)
     written = sum(_utf8(page.text) for page in item.pages if not page.is_text_layer)
+    written += sum(STRUCTURE_BYTES + _utf8(call.name) + _utf8(call.arguments) for call in item.tool_calls)
+    written += sum(STRUCTURE_BYTES + _utf8(each.text) for token in item.tokens for each in (token, *token.top))
     return names + sum(STRUCTURE_BYTES + _utf8(one.label) for one in (*item.labels, *labels)) + _utf8(item.text) + written
 
 

@@ -17,7 +17,7 @@ import pytest
 import shoal
 from shoal import errors
 from shoal.transport import methods as rpc
-from shoal.v1 import inference_pb2, mesh_pb2, models_pb2
+from shoal.v1 import caller_pb2, inference_pb2, mesh_pb2, models_pb2
 
 from services.local.settings import free_port
 from tests.api.fake_router import MODEL, FakeRouter, serving
@@ -37,13 +37,14 @@ def test_the_clients_have_the_same_verbs() -> None:
 
 def test_the_paths_are_those_of_the_protos() -> None:
     services = [
+        *caller_pb2.DESCRIPTOR.services_by_name.values(),
         *inference_pb2.DESCRIPTOR.services_by_name.values(),
         *models_pb2.DESCRIPTOR.services_by_name.values(),
         *mesh_pb2.DESCRIPTOR.services_by_name.values(),
     ]
     paths = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
     methods = [value for value in vars(rpc).values() if isinstance(value, rpc.Method)]
-    assert len(methods) == 15
+    assert len(methods) == 16
     assert {method.path for method in methods} - paths == {"/grpc.health.v1.Health/Check"}
 
 

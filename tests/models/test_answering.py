@@ -13,9 +13,9 @@ from shoal.v1 import worker_pb2
 
 from libs.models import Entity, Extraction, ExtractResult, LabelScore, Region, Relation
 from libs.models.answering import best, extracted, within
-from libs.models.results import Classification, Field, PageText, Structure, Value
+from libs.models.results import Classification, Field, PageText, Structure, TokenLogprob, Value
 from libs.models.text.processing.answers import sparse_rows
-from libs.models.work import ANY_BYTES, EncodeWork, SparseRow, go_on_anyway
+from libs.models.work import ANY_BYTES, EncodeWork, SparseRow, ToolCall, go_on_anyway
 from services.worker.mesh import codec
 
 TEXTS = st.text("aé東 ", max_size=12)
@@ -95,6 +95,8 @@ FILLED: dict[str, object] = {
     "text": "text",
     "json": {"key": ["value", 1, None]},
     "classifications": (Classification("name", (LabelScore("label", 0.5),)),),
+    "tool_calls": (ToolCall("name", "{}"),),
+    "tokens": (TokenLogprob("text", -0.5, (TokenLogprob("text", -0.5),)),),
     "structures": (Structure("name", (Field("field", (Value("a", 0.5),), many=True),)),),
 }
 SIZELESS = {"document_pages", "finish", "truncated"}

@@ -65,7 +65,7 @@ def test_a_hit_is_what_was_computed(clip: PackedModel, monkeypatch: pytest.Monke
     assert prepared.sequences[0] is prepared.sequences[2], "an image of a request is decoded once"
     first = store.run(clip, prepared)
     assert len(store) == 2
-    monkeypatch.setattr(patches, "decoded", refuse)
+    monkeypatch.setattr(patches, "decoding", refuse)
     again = clip.prepare(work([FILES[1], FILES[0], FILES[0]]))
     assert sorted(again.known) == [0, 1, 2]
     assert not again.groups()
@@ -118,7 +118,7 @@ def test_pages_and_prompts(reader: PackedModel, monkeypatch: pytest.MonkeyPatch)
     first = store.run(reader, prepared)
     told = EncodeWork([""], parts={0: (Part(page, "items[0].image", "a"), Part(TEXTS[0], "items[0].text"))})
     assert not reader.prepare(told).known
-    monkeypatch.setattr(parts, "decoded", refuse)
+    monkeypatch.setattr(parts, "decoding", refuse)
     again = reader.prepare(work([page]))
     assert list(again.known) == [0]
     assert again.tokens * 2 == prepared.tokens

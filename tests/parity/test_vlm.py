@@ -98,7 +98,7 @@ def test_bfloat16_is_as_good_as_the_reference(kind: str, directory: Path) -> Non
 
 def test_prices_are_known_from_the_header(model: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     sequences = pages_of(model)
-    monkeypatch.setattr("libs.models.images.vlm.parts.decoded", None)
+    monkeypatch.setattr("libs.models.images.vlm.parts.decoding", None)
     for data, one in zip(pages(), sequences, strict=True):
         assert model.input.tokens(data, "items[0]") == one.tokens
         tower = model.trunks[0].tower

@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from moto.server import ThreadedMotoServer
 from safetensors.numpy import save_file
 
-from libs.errors import ModelBroken, ModelNotFound, NoCapacity
+from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, NoCapacity
 from libs.store import Progress, Store, open_store
 from libs.store.cache import Cache
 from libs.store.objects import ObjectStore
@@ -114,9 +114,9 @@ class FakeTrouble(MemoryFileSystem):  # type: ignore[misc]  # fsspec is not type
 @pytest.mark.parametrize(
     ("error", "kind", "said"),
     [
-        (OSError("no route"), NoCapacity, "cannot be reached"),
-        (TimeoutError(), NoCapacity, "cannot be reached"),
-        (ZeroDivisionError(), NoCapacity, "ZeroDivisionError"),
+        (OSError("no route"), ModelUnreachable, "cannot be reached"),
+        (TimeoutError(), ModelUnreachable, "cannot be reached"),
+        (ZeroDivisionError(), ModelUnreachable, "ZeroDivisionError"),
         (PermissionError("403"), ModelBroken, "credentials"),
     ],
 )
