@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,9 @@ from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.work import InputSequence, Output, SparseRow
 
 Ids = NDArray[np.int32]
-_AT_ONCE: Final = 1 << 23  # elements of the pairs' hidden layer held at a time: 32 MiB
+Places = NDArray[np.int16]
+"""Of entities in a text: 120 of them are 14,280 pairs, held for each text from its preparation to its answer."""
+_AT_ONCE: Final = 1 << 22  # elements of the pairs' hidden layer held at a time, twice while they are added: 32 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,8 @@ class PairPlaces:
     words: WordPlaces
     firsts: Ids
     lasts: Ids
-    heads: Ids
-    tails: Ids
+    heads: Places
+    tails: Places
 
 
 class EntityMarker(nn.Module):
@@ -133,14 +135,16 @@ class PairHead(nn.Module):
         pair_starts = prefix_sums([len(place.heads) for place in places])
         rows = _moved([place.heads for place in places], entity_starts, entities.device)
         columns = _moved([place.tails for place in places], entity_starts, entities.device)
-        logits = [entities.new_empty(0)]
+        ends = prefix_sums([len(place.heads) * len(place.words.labels) for place in places])
+        logits = entities.new_empty(ends[-1])  # concatenating the sequences' would hold all of them twice
         for some in chunks(pair_starts, max(1, _AT_ONCE // heads.shape[1])):
             begin, end = pair_starts[some.start], pair_starts[some.stop]
-            hidden = (heads.index_select(0, rows[begin:end]) + tails.index_select(0, columns[begin:end])).relu_()
+            hidden = heads.index_select(0, rows[begin:end]).add_(tails.index_select(0, columns[begin:end])).relu_()
             for i in some:
                 own = hidden[pair_starts[i] - begin : pair_starts[i + 1] - begin]
-                logits.append(self.scorer.forward(own, labels[label_starts[i] : label_starts[i + 1]]).flatten())
-        return torch.cat(logits)
+                scores = self.scorer.forward(own, labels[label_starts[i] : label_starts[i + 1]])
+                logits[ends[i] : ends[i + 1]] = scores.flatten()
+        return logits
 
 
 def _largest(logits: NDArray[np.float32]) -> Output:
@@ -159,6 +163,7 @@ def _places(sequences: Sequence[InputSequence]) -> list[PairPlaces]:
     return [cast("PairPlaces", sequence.input) for sequence in sequences]
 
 
-def _moved(parts: Sequence[Ids], starts: Sequence[int], device: torch.device) -> Tensor:
+def _moved(parts: Sequence[NDArray[Any]], starts: Sequence[int], device: torch.device) -> Tensor:
     """Indices within each sequence -> indices within the batch, on the device."""
-    return to_device(np.concatenate([part + start for part, start in zip(parts, starts, strict=False)]).astype(np.int32), device)
+    moved = [part.astype(np.int32) + start for part, start in zip(parts, starts, strict=False)]
+    return to_device(np.concatenate(moved).astype(np.int32), device)

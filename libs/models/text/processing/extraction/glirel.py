@@ -19,7 +19,7 @@ from libs.errors import InvalidInput
 from libs.models.answering import MAX_RELATIONS, best, extracted, most_relations
 from libs.models.results import Entity, Extraction, Relation, Result
 from libs.models.text.checks import need_labels, need_task, unsupported
-from libs.models.text.heads.extraction.pairs import PairPlaces
+from libs.models.text.heads.extraction.pairs import PairPlaces, Places
 from libs.models.text.heads.extraction.words import WordPlaces
 from libs.models.text.processing.answers import sigmoid
 from libs.models.text.processing.extraction.gliner import THRESHOLD
@@ -41,10 +41,11 @@ class _Marked:
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """Head and tail of each pair, as rows among the request's entities of a text."""
+    """Head and tail of each pair as places among `rows`, which are those of the request's entities of a text that it reads."""
 
-    heads: Ids
-    tails: Ids
+    rows: Ids
+    heads: Places
+    tails: Places
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class GlirelProcessor:
         for framed, given in zip(found, _given(work), strict=True):
             marked = _marked(framed.words, given)
             heads, tails = self._pairs(marked.firsts)
-            pairs.append(_Pairs(marked.rows[heads], marked.rows[tails]))
+            pairs.append(_Pairs(marked.rows, heads, tails))
             if len(heads):
                 places = PairPlaces(self._words(framed, labels), marked.firsts, marked.lasts, heads, tails)
                 sequences.append(InputSequence(framed.ids, input=places))
@@ -109,7 +110,7 @@ class GlirelProcessor:
             return WordPlaces(framed.pieces, framed.sizes, names, names[:0])
         return WordPlaces(framed.pieces, framed.sizes, markers, names)
 
-    def _pairs(self, firsts: Ids) -> tuple[Ids, Ids]:
+    def _pairs(self, firsts: Ids) -> tuple[Places, Places]:
         """Heads and tails of all pairs of two entities; from a later to an earlier one only within the model's distance.
 
         Later and earlier are in the request's order, and the distance is between first words: the package's
@@ -121,7 +122,7 @@ class GlirelProcessor:
             near = np.abs(firsts[:, None] - firsts) <= self._settings.farthest
             wanted &= near | np.triu(np.ones_like(wanted))
         heads, tails = np.nonzero(wanted)
-        return heads.astype(np.int32), tails.astype(np.int32)
+        return heads.astype(np.int16), tails.astype(np.int16)  # a request has at most 128 entities for a text
 
 
 def _given(work: RelationsWork) -> Sequence[Sequence[Given]]:
@@ -149,7 +150,8 @@ def _relations(
     scores = sigmoid(logits.values if isinstance(logits, SparseRow) else logits)
     ranked, is_cut = best(scores, threshold, most)
     places = logits.indices[ranked] if isinstance(logits, SparseRow) else ranked
-    entities = [Entity(one.start, one.end, one.label, 1.0, text[one.start : one.end]) for one in given]
+    known = [Entity(one.start, one.end, one.label, 1.0, text[one.start : one.end]) for one in given]
+    entities = [known[row] for row in pairs.rows]
     found = tuple(
         Relation(entities[pairs.heads[pair]], entities[pairs.tails[pair]], labels[label], score)
         for pair, label, score in zip(*divmod(places, len(labels)), scores.reshape(-1)[ranked].tolist(), strict=True)
