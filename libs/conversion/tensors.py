@@ -8,6 +8,7 @@ each tensor is copied from the bytes of its storage, in blocks, and the whole co
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import io
 import json
@@ -121,8 +122,8 @@ class _Storages:
 
 
 def warm() -> None:
-    """Uses once what opens files or starts threads when it is first used."""
-    b"".decode("cp437")  # of zip's older names
+    """Load everything that opens files or starts threads on first use, before the limits are set."""
+    codecs.lookup("cp437")  # zipfile's codec for older names; decoding an empty string would not load it
     torch.set_num_threads(1)
     torch._utils._rebuild_tensor_v2(_without_data(4, torch.float32), 0, (2, 2), (2, 1), False, {})  # type: ignore[no-untyped-call]
     with mmap.mmap(-1, 16) as memory:
