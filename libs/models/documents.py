@@ -103,14 +103,19 @@ class Page(Drawn):
         return text
 
 
+def has_documents(work: Work) -> bool:
+    """Whether any item of the work has a document."""
+    if isinstance(work, EntitiesWork | RelationsWork | StructureWork):
+        return False
+    return any(isinstance(one.content, DocumentFile) for one in parts_of(work))
+
+
 def with_pages(work: Work, files: Sequence[bytes], reader: DocumentReader, go_on: GoOn) -> Work:
     """The work with each document's pages in its place. `files`: those of the job.
 
     Raises InvalidInput with the document's path for one that cannot be read or is beyond a limit, and what `go_on` raises.
     """
-    if isinstance(work, EntitiesWork | RelationsWork | StructureWork) or not any(
-        isinstance(one.content, DocumentFile) for one in parts_of(work)
-    ):
+    if isinstance(work, EntitiesWork | RelationsWork | StructureWork) or not has_documents(work):
         return work
     opening = _Opening(files, reader, go_on, is_drawn=not isinstance(work, TextWork))
     parts = {index: opening.item(item) for index, item in work.parts.items()}

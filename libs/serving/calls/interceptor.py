@@ -38,7 +38,7 @@ from libs.serving.calls.call import (
 )
 from libs.serving.calls.decode import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, parse, request_type
 from libs.serving.calls.guard import Find, Guard, Handler, abort
-from libs.serving.calls.multiplex import KINDS, MESSAGE_BYTES, MULTIPLEX, Multiplexer
+from libs.serving.calls.multiplex import KINDS, MESSAGE_BYTES, MULTIPLEX, MultiplexedRpc, Multiplexer
 from libs.serving.calls.reports import CallRecord, Reporter
 from libs.serving.security import authentication
 from libs.serving.security.audit import Audit
@@ -249,7 +249,9 @@ class _Behaviour:
     async def _read(self, admitted: _Admitted, context: Context) -> Message:
         """Reads and parses the request. Raises InvalidInput; DeadlinePassed if it does not arrive in time; NoCapacity if much more
         arrives than such a request has."""
-        if self._limit <= SMALL_REQUEST_BYTES:
+        if isinstance(rpc := cast(object, context), MultiplexedRpc):
+            body: object = rpc.body
+        elif self._limit <= SMALL_REQUEST_BYTES:
             body = await self._interceptor.arrivals.read(context, REQUEST_SECONDS)
         else:
             body = await _read_large(context)

@@ -78,7 +78,8 @@ class MultiplexedRpc:
     def __init__(self, carrier: Carrier, metadata: Metadata, body: bytes, until: float | None) -> None:
         self._carrier = carrier
         self._metadata = metadata
-        self._body = body
+        self.body = body
+        """The serialized request, which has arrived whole."""
         self._until = until
         # The state: what is called once the answer was written.
         self._on_done: list[Callable[[Any], None]] = []
@@ -100,9 +101,6 @@ class MultiplexedRpc:
 
     async def send_initial_metadata(self, metadata: Pairs) -> None:
         """The same."""
-
-    async def read(self) -> bytes:
-        return self._body
 
     async def abort(self, code: grpc.StatusCode, message: str, trailing: Pairs) -> None:
         raise _AbortedError(code, message, next((cast(bytes, value) for key, value in trailing if key == DETAILS_HEADER), b""))

@@ -68,6 +68,9 @@ def check_encoded(request: pb.EncodeRequest, card: models_pb2.ModelCard | None, 
     """Raises InvalidInput if the vectors are more than one message may have. `tokens`: estimates for each item."""
     if card is None:
         return
+    numbers = len(request.items) * (request.dimensions or card.dimensions) + sum(tokens) * card.multi_vector_dimensions
+    if 4 * numbers <= limits.ENCODED.most:  # Few requests have more, so this is all that most of them cost.
+        return
     forms = set(request.representations or card.representations[:1])
     bits = _NUMBER_BITS.get(request.data_type, 32)
     size = 0

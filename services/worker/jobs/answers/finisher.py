@@ -16,8 +16,8 @@ from functools import partial
 from typing import Final, Protocol
 
 from libs.errors import InternalError, ShoalError
-from libs.models import EncodeWork, Output, SparseRow, WrittenIds
-from libs.models.work import ANY_BYTES, GoOn
+from libs.models import EncodeWork, Output, Prepared, SparseRow, WrittenIds
+from libs.models.work import GoOn
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker.jobs.answers.delivery import Delivery
@@ -177,8 +177,7 @@ def _answer(held: HeldJob, go_on: GoOn) -> bytes:
     started = time.monotonic()
     model = held.resident.model
     outputs = [held.outputs[index] for index in range(len(held.ready.sequences))]
-    prepared = replace(held.ready, answer_bytes=held.job.item_answer_bytes or ANY_BYTES)
-    result = model.finish(prepared, outputs, go_on)
+    result = model.finish(_within_share(held.ready, held.job.item_answer_bytes), outputs, go_on)
     made = time.monotonic()
     metrics.FINISH_SECONDS.labels(held.resident.name).observe(made - started)
     held.span.stage("finish", started, made)
@@ -190,6 +189,14 @@ def _answer(held: HeldJob, go_on: GoOn) -> bytes:
         image_tokens=held.ready.image_tokens,
         go_on=go_on,
     )
+
+
+def _within_share(prepared: Prepared, answer_bytes: int) -> Prepared:
+    """The job with the most bytes that the results of one item may take; 0: any number. The request decides the size of dense
+    vectors, so those, which are most jobs, need no share."""
+    if not answer_bytes or prepared.head == "dense":
+        return prepared
+    return replace(prepared, answer_bytes=answer_bytes)
 
 
 def _failed(held: HeldJob, error: ShoalError) -> bytes:

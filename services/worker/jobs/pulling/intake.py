@@ -20,8 +20,8 @@ from shoal.v1 import worker_pb2
 from libs.catalog.card import Card
 from libs.documents.reader import shared_reader
 from libs.errors import InternalError, ShoalError
-from libs.models import GoOn, Prepared
-from libs.models.documents import with_pages
+from libs.models import GoOn, Prepared, Work
+from libs.models.documents import has_documents, with_pages
 from libs.models.images.memory import reserving
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
@@ -171,11 +171,11 @@ class Intake:
             work = codec.to_work(held.job, scope=None if held.lease.lane.adapter else held.job.tenant)
             files = codec.files_of(held.job)
             held.drop_operation()
-            work = with_pages(work, files, self._documents.metered(held.document_seconds.add, partial(self._check, held)), go_on)
+            if has_documents(work):
+                reader = self._documents.metered(held.document_seconds.add, partial(self._check, held))
+                work = with_pages(work, files, reader, go_on)
             del files
-            with reserving(partial(self._residency.decoding.reserve, check=partial(self._check, held))):
-                prepared = held.resident.model.prepare(work, go_on)
-            held.prepared = _adapted(prepared, held.lease.lane.adapter)
+            held.prepared = _adapted(self._prepare_work(held, work, go_on), held.lease.lane.adapter)
             held.outputs.update(held.prepared.known)
             metrics.IMAGE_CACHE_EVENTS.labels("hit").inc(len(held.prepared.known))
             held.learnt = whole_texts(work, held.prepared, held.resident.model.card)
@@ -191,6 +191,13 @@ class Intake:
         metrics.PREPARE_SECONDS.labels(held.resident.name).observe(held.prepare_seconds)
         held.span.stage("prepare", started, ended)
         return None
+
+    def _prepare_work(self, held: HeldJob, work: Work, go_on: GoOn) -> Prepared:
+        model = held.resident.model
+        if model.card.images is None:
+            return model.prepare(work, go_on)
+        with reserving(partial(self._residency.decoding.reserve, check=partial(self._check, held))):
+            return model.prepare(work, go_on)
 
     def _prepared(self, lease: Lease, ready: list[HeldJob], failures: list[tuple[HeldJob, bytes]]) -> None:
         self.lead.add(time.monotonic() - lease.pulled_at)

@@ -306,9 +306,12 @@ def _by_caller(jobs: Collection[HeldJob], size: Size) -> list[_Portion]:
 
 
 def _portion(jobs: list[HeldJob], size: Size) -> _Portion:
-    sizes = {caller: sum(map(size, own)) for caller, own in _callers(jobs).items()}
+    callers = _callers(jobs)
+    if len(callers) == 1:
+        return _Portion(jobs, {caller: 1 / _weight(jobs[0]) for caller in callers})
+    sizes = {caller: sum(map(size, own)) for caller, own in callers.items()}
     total = max(1, sum(sizes.values()))
-    return _Portion(jobs, {caller: sizes[caller] / total / _weight(own[0]) for caller, own in _callers(jobs).items()})
+    return _Portion(jobs, {caller: sizes[caller] / total / _weight(own[0]) for caller, own in callers.items()})
 
 
 def _callers(jobs: Collection[HeldJob]) -> dict[Caller, list[HeldJob]]:
