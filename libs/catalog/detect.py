@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from libs.catalog.card import MOST_PROMPT_CHARACTERS, MOST_PROMPTS, Card, Kind
+from libs.catalog.card import MOST_PROMPT_CHARACTERS, MOST_PROMPTS, Card, Kind, kept_prompts
 from libs.catalog.checkpoint.adapter import base_of
 from libs.catalog.checkpoint.chat import refuse_messages, template_files
 from libs.catalog.checkpoint.checkpoint import Checkpoint
@@ -154,7 +154,7 @@ def _kind(files: Checkpoint) -> Kind:
 
 def _common_card(files: Checkpoint, model: str, kind: Kind) -> Card:
     """A card with the fields that every kind has; a reader of `_READERS` fills in the others."""
-    prompts = {name: text for name, text in files.top.part("prompts").values.items() if isinstance(text, str) and text}
+    prompts = kept_prompts({name: text for name, text in files.top.part("prompts").values.items() if isinstance(text, str)})
     default = files.top.text("default_prompt_name")
     if default and default not in files.top.part("prompts").values:
         raise files.top.broken("default_prompt_name", f"is {default!r}, which is not one of `prompts`")
