@@ -35,7 +35,7 @@ from libs.catalog.kinds.vision.images import images_card, images_folder
 from libs.catalog.kinds.vision.vision_language import is_vision_language, vision_language_card
 from libs.catalog.kinds.writing.image_writer import image_writer_card, is_image_writer
 from libs.catalog.kinds.writing.writer import FILE as GENERATION
-from libs.catalog.kinds.writing.writer import is_writer, writer
+from libs.catalog.kinds.writing.writer import is_writer, refuse_other_writer, writer
 from libs.catalog.overrides import Overrides, apply
 from libs.errors import ModelBroken
 from libs.text import control_character
@@ -152,6 +152,7 @@ def _kind(files: Checkpoint) -> Kind:
         return "token_labels"
     if is_writer(files):
         return "writer"
+    refuse_other_writer(files)
     refuse_bare(files)
     return "sequence_labels" if files.architecture.endswith("ForSequenceClassification") else "dense"
 

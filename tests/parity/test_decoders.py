@@ -554,6 +554,17 @@ def test_a_classifier_whose_template_knows_no_pairs_reads_plain_pairs(tmp_path: 
     assert_close(scores(load(tmp_path), ScoreWork(QUERY, TEXTS)), plain)
 
 
+@pytest.mark.parametrize(
+    ("kind", "architecture"), [("gemma2", "Gemma2ForCausalLM"), ("phi3", "Phi3ForCausalLM"), ("marian", "MarianMTModel")]
+)
+def test_a_writer_of_another_type_is_refused_as_one(kind: str, architecture: str, tmp_path: Path) -> None:
+    write_language_model(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"model_type": kind, "architectures": [architecture]}))
+    with pytest.raises(ModelBroken, match=rf"`model_type` is '{kind}' and the model writes texts \({architecture}\)"):
+        read_card(tmp_path, "test/model")
+
+
 BROKEN: dict[str, str] = {
     r"it has no place for the message of the role 'document'": "{{ messages[0].content }}",
     r"it has no place for the message of the role 'query'": "{{ messages[-1].content }}",

@@ -291,7 +291,7 @@ def test_sequence_classification_equals_the_pipeline(tmp_path: Path, kind: Kind,
         assert [item.score for item in ours.labels] == pytest.approx([item["score"] for item in expected], rel=1e-5, abs=1e-7)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "qwen3", "llama"])
 def test_entities_equal_the_pipeline(tmp_path: Path, kind: Kind) -> None:
     labels = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "DATE")
     write_checkpoint(kind, tmp_path, head="token_classification", labels=labels, seed=5)

@@ -144,7 +144,7 @@ def text_layout(family: str) -> Layout:
 
 
 def token_layout(family: str) -> Layout:
-    if family in _SCORE_OF_TOKENS:
+    if family in _SCORE_OF_TOKENS or LAYOUTS.get(family) is LANGUAGE_MODEL:
         return Layout("score")
     return LAYOUTS[family] if family in _OF_TOKENS else Layout("classifier")
 
