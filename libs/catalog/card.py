@@ -31,7 +31,19 @@ SparsePooling = Literal["max", "sum"]
 SpladeActivation = Literal["log1p_relu", "log1p_relu_twice"]
 Problem = Literal["single_label", "multi_label", "regression"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
-Scoring = Literal["", "classifier", "cosine", "maxsim", "mean_maxsim", "dot", "sparse_cosine", "hybrid", "yes_no"]
+Scoring = Literal[
+    "",
+    "classifier",
+    "cosine",
+    "maxsim",
+    "mean_maxsim",
+    "dot",
+    "euclidean",
+    "manhattan",
+    "sparse_cosine",
+    "hybrid",
+    "yes_no",
+]
 
 MOST_LABELS: Final = 10_000
 MOST_LABEL_CHARACTERS: Final = 1 << 19
@@ -39,6 +51,21 @@ MOST_LABEL_CHARACTERS: Final = 1 << 19
 MOST_PROMPTS: Final = 1_000
 MOST_PROMPT_CHARACTERS: Final = 1 << 16
 """In all prompts of a model together, with their names, which each heartbeat carries."""
+
+
+DOCUMENT_PROMPTS: Final = ("document", "passage", "corpus")
+"""Names that checkpoints give to a document's prompt. The first of them that exists counts, as in sentence-transformers."""
+
+
+def kept_prompts(prompts: Mapping[str, str]) -> dict[str, str]:
+    """Return the prompts that change an input, or that keep another one from being used.
+
+    An empty prompt is the same as none, except for one that precedes another name of a document's prompt: `document: ""` next to
+    `passage: "passage: "` means that documents have no prompt.
+    """
+    documents = [name for name in DOCUMENT_PROMPTS if name in prompts]
+    shadows = documents[0] if documents and any(prompts[name] for name in documents) else None
+    return {name: text for name, text in prompts.items() if text or name == shadows}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,14 @@ from libs.catalog.checkpoint.adapter import base_of
 from libs.catalog.checkpoint.chat import refuse_messages, template_files
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, shortened, tensor_files
-from libs.catalog.checkpoint.modules import read_modules, sentence_settings
+from libs.catalog.checkpoint.modules import prompts_of, read_modules, sentence_settings
 from libs.catalog.kinds.embedding.dense import dense
 from libs.catalog.kinds.embedding.gritlm import is_gritlm
 from libs.catalog.kinds.embedding.hybrid import hybrid, layer_files, pickled_layers
 from libs.catalog.kinds.embedding.late import is_multi_vector, multi_vector
 from libs.catalog.kinds.embedding.nvembed import is_nvembed, nvembed_card
 from libs.catalog.kinds.embedding.sparse import is_sparse, sparse
+from libs.catalog.kinds.embedding.static import is_static, static_card
 from libs.catalog.kinds.extraction.gliner import gliner_card, is_gliner
 from libs.catalog.kinds.extraction.gliner2 import gliner2_card, is_gliner2
 from libs.catalog.kinds.extraction.glirel import glirel_card, is_glirel
@@ -34,7 +35,7 @@ from libs.catalog.kinds.vision.images import images_card, images_folder
 from libs.catalog.kinds.vision.vision_language import is_vision_language, vision_language_card
 from libs.catalog.kinds.writing.image_writer import image_writer_card, is_image_writer
 from libs.catalog.kinds.writing.writer import FILE as GENERATION
-from libs.catalog.kinds.writing.writer import is_writer, writer
+from libs.catalog.kinds.writing.writer import is_writer, refuse_other_writer, writer
 from libs.catalog.overrides import Overrides, apply
 from libs.errors import ModelBroken
 from libs.text import control_character
@@ -45,6 +46,18 @@ _POSITION_KEYS = ("max_position_embeddings", "n_positions")
 _UNLIMITED = 1 << 31  # tokens; tokenizers write a huge number for "no limit"
 _LONGEST = 1 << 15  # tokens, for models with unlimited positions and no limit in any file: T5
 _SERVED_TYPES = ("", "SentenceTransformer", "CrossEncoder", "MultiVectorEncoder", "ColBERT", "SparseEncoder")
+
+
+_DIRECTORIES: tuple[tuple[Callable[[Path], bool], Callable[[Path, str], Card]], ...] = (
+    (is_gliner, gliner_card),
+    (is_glirel, glirel_card),
+    (is_gliner2, gliner2_card),
+    (is_gliclass, gliclass_card),
+    (is_laya, laya_card),
+    (is_nvembed, nvembed_card),
+    (is_static, static_card),
+)
+"""Directories with a layout of their own, in the order in which they are recognised."""
 
 
 def read_card(directory: Path, model: str, overrides: Overrides | None = None, base: Path | None = None) -> Card:
@@ -63,18 +76,9 @@ def _card(directory: Path, model: str, overrides: Overrides | None, base: Path |
     if base_of(directory):
         named = None if overrides is None else overrides.detect.kind
         return apply(vision_language_card(directory, model, named, base), overrides)
-    if is_gliner(directory):
-        return apply(gliner_card(directory, model), overrides)
-    if is_glirel(directory):
-        return apply(glirel_card(directory, model), overrides)
-    if is_gliner2(directory):
-        return apply(gliner2_card(directory, model), overrides)
-    if is_gliclass(directory):
-        return apply(gliclass_card(directory, model), overrides)
-    if is_laya(directory):
-        return apply(laya_card(directory, model), overrides)
-    if is_nvembed(directory):
-        return apply(nvembed_card(directory, model), overrides)
+    for is_own, card_of in _DIRECTORIES:
+        if is_own(directory):
+            return apply(card_of(directory, model), overrides)
     if is_image_writer(directory, None if overrides is None else overrides.detect.kind):
         return apply(image_writer_card(directory, model), overrides)
     folder = images_folder(directory)
@@ -148,16 +152,14 @@ def _kind(files: Checkpoint) -> Kind:
         return "token_labels"
     if is_writer(files):
         return "writer"
+    refuse_other_writer(files)
     refuse_bare(files)
     return "sequence_labels" if files.architecture.endswith("ForSequenceClassification") else "dense"
 
 
 def _common_card(files: Checkpoint, model: str, kind: Kind) -> Card:
     """A card with the fields that every kind has; a reader of `_READERS` fills in the others."""
-    prompts = {name: text for name, text in files.top.part("prompts").values.items() if isinstance(text, str) and text}
-    default = files.top.text("default_prompt_name")
-    if default and default not in files.top.part("prompts").values:
-        raise files.top.broken("default_prompt_name", f"is {default!r}, which is not one of `prompts`")
+    prompts, default = prompts_of(files.top)
     return Card(
         model=model,
         revision=model.partition("@")[2] or files.directory.name.partition("@")[2] or _revision(files),
@@ -167,7 +169,7 @@ def _common_card(files: Checkpoint, model: str, kind: Kind) -> Card:
         representations=(),
         max_tokens=_max_tokens(files),
         prompts=prompts,
-        default_prompt=default if default in prompts else "",
+        default_prompt=default,
         encoder_folder=files.modules.encoder_folder,
         lowercase=files.sentence.flag("do_lower_case"),
     )

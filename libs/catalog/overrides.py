@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
-from libs.catalog.card import Activation, Card, Dtype, Kind, PoolingMode
+from libs.catalog.card import Activation, Card, Dtype, Kind, PoolingMode, kept_prompts
 from libs.errors import ModelBroken
 
 
@@ -82,7 +82,7 @@ def apply(card: Card, overrides: Overrides | None) -> Card:
     """The card with the catalog's overrides. Raises ModelBroken naming the catalog's file and line if they do not fit the card."""
     if overrides is None:
         return card
-    prompts = {name: text for name, text in {**card.prompts, **overrides.prompts}.items() if text}
+    prompts = kept_prompts({**card.prompts, **overrides.prompts})
     default = card.default_prompt if overrides.default_prompt is None else overrides.default_prompt
     if overrides.default_prompt and default not in prompts:
         names = ", ".join(prompts) or "none"

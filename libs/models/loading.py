@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from libs.catalog.detect import read_card
+from libs.catalog.kinds.embedding.static import is_static
 from libs.catalog.kinds.vision.images import images_folder
 from libs.catalog.kinds.vision.vision_language import is_vision_language
 from libs.catalog.kinds.writing.image_writer import is_image_writer
@@ -18,6 +19,7 @@ from libs.models.model import Model
 from libs.models.packed_model import PackedModel
 from libs.models.readers.serving import load_reader_model
 from libs.models.text.loading import load_text_model
+from libs.models.text.static import load_static_model
 
 
 def load_model(
@@ -39,6 +41,8 @@ def load_model(
         return load_vision_language_model(directory, model_id, device, dtype, overrides, base)
     if images_folder(directory) is not None:
         return load_image_model(directory, model_id, device, dtype, overrides)
+    if is_static(directory):
+        return load_static_model(directory, model_id, device, overrides)
     return load_text_model(directory, model_id, device, dtype, overrides)
 
 

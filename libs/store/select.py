@@ -220,7 +220,7 @@ def _routed(remote: Remote, by_path: dict[str, RemoteFile], folder: str) -> list
 
 
 def _checked(name: str, path: str) -> str:
-    folder = path.rstrip("/")
+    folder = "" if path == "." else path.rstrip("/")  # "." is the root, in the files of Model2Vec
     if folder and not _is_safe(folder):
         raise ModelBroken(f"{name}: names {path!r}, which is no folder of the model")
     return folder

@@ -35,6 +35,10 @@ SEQ2SEQ: dict[str, tuple[str, Mapping[str, object]]] = {
     "mbart": ("mbart", _BART | {"scale_embedding": True, "activation_function": "relu"}),
     "t5": ("t5", _T5),
     "t5 1.1": ("t5", _T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "t5 1.1 resaved": (
+        "t5",
+        _T5 | {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False, "tie_word_embeddings": True},
+    ),
     "mt5": ("mt5", _T5),
 }
 

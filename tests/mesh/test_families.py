@@ -18,6 +18,8 @@ from tests.mesh.conftest import CLASSES, KINDS, LABELS, RANKED, TAGGED, head_con
 from tests.parity.checkpoints import Head, random_model
 from tests.parity.recipes import RECIPES
 from tests.parity.reference_hub import HUB, write_hub
+from tests.parity.test_static import TEXTS as STATIC_TEXTS
+from tests.parity.test_static import model2vec_vectors
 from tests.support.texts import texts
 
 TEXTS = texts(12, shortest=1, longest=30, seed=3)
@@ -68,6 +70,13 @@ def test_pooled_vectors(kind: str, client: shoal.Client, checkpoints: Path) -> N
     assert ours is not None
     rows = [torch.nn.functional.normalize(hidden_states(kind, checkpoints / name, text, limit).mean(0), dim=0) for text in TEXTS]
     assert relative_error(ours, torch.stack(rows).numpy()) <= BOUND
+
+
+def test_static_embedder(client: shoal.Client, checkpoints: Path) -> None:
+    read = [text for text in STATIC_TEXTS if text]  # an item without any text is refused before a worker gets it
+    ours = client.encode("random/model2vec-embed", read).dense
+    assert ours is not None
+    assert relative_error(ours, model2vec_vectors(checkpoints / "random" / "model2vec-embed", read)) <= BOUND
 
 
 @pytest.mark.parametrize("name", HUB)

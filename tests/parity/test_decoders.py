@@ -348,6 +348,36 @@ def test_classifiers_by_the_last_token(kind: Kind, tmp_path: Path) -> None:
         assert [item.score for item in ours.labels] == pytest.approx([item["score"] for item in expected], rel=bound, abs=1e-7)
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma"])
+def test_classifiers_skip_padding_tokens_at_the_end(kind: Kind, tmp_path: Path) -> None:
+    """The padding token is one that ends the first text, so that an earlier token is classified."""
+    write_checkpoint(kind, tmp_path, head="sequence_classification")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ids = {text: tokenizer(text, truncation=True)["input_ids"] for text in TEXTS}
+    padding = ids[TEXTS[0]][-1]
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"pad_token_id": padding, "id2label": {"0": "a", "1": "b"}}))
+    save_file(_two_labels(tmp_path), tmp_path / "model.safetensors", {"format": "pt"})
+    result = run(load(tmp_path), ClassifyWork(TEXTS, multi_label=True))
+    assert isinstance(result, ExtractResult)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    for item, text in zip(result.items, TEXTS, strict=True):
+        with torch.inference_mode():
+            expected = theirs(input_ids=torch.tensor([ids[text]])).logits[0].sigmoid().tolist()
+        found = {label.label: label.score for label in item.labels}
+        assert [found["a"], found["b"]] == pytest.approx(expected, rel=3e-5, abs=1e-7)
+    last = theirs.base_model(input_ids=torch.tensor([ids[TEXTS[0]]])).last_hidden_state[0, -1]
+    assert theirs.score(last).sigmoid()[0].item() != pytest.approx(result.items[0].labels[0].score, rel=1e-2)
+
+
+def _two_labels(directory: Path) -> dict[str, torch.Tensor]:
+    """The checkpoint's tensors with a random classifier of two labels."""
+    tensors = load_file(directory / "model.safetensors")
+    generator = torch.Generator().manual_seed(4)
+    tensors["score.weight"] = torch.randn(2, tensors["score.weight"].shape[1], generator=generator) * 0.05
+    return tensors
+
+
 def write_language_model(directory: Path, kind: Kind = "qwen3", template: str = TEMPLATE, **config: object) -> Path:
     write_checkpoint(kind, directory, head="causal_lm", positions=256, config=config)
     (directory / "chat_template.jinja").write_text(template)
@@ -522,6 +552,17 @@ def test_a_classifier_whose_template_knows_no_pairs_reads_plain_pairs(tmp_path: 
     plain = scores(load(tmp_path), ScoreWork(QUERY, TEXTS))
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content if messages[0].role == 'user' }}")
     assert_close(scores(load(tmp_path), ScoreWork(QUERY, TEXTS)), plain)
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture"), [("gemma2", "Gemma2ForCausalLM"), ("phi3", "Phi3ForCausalLM"), ("marian", "MarianMTModel")]
+)
+def test_a_writer_of_another_type_is_refused_as_one(kind: str, architecture: str, tmp_path: Path) -> None:
+    write_language_model(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"model_type": kind, "architectures": [architecture]}))
+    with pytest.raises(ModelBroken, match=rf"`model_type` is '{kind}' and the model writes texts \({architecture}\)"):
+        read_card(tmp_path, "test/model")
 
 
 BROKEN: dict[str, str] = {

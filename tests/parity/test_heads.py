@@ -19,6 +19,7 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Pooling
 
+from libs.errors import InvalidInput, ModelBroken
 from libs.models import (
     Aggregation,
     ClassifyWork,
@@ -35,7 +36,7 @@ from libs.models import (
     load_model,
 )
 from tests.models.restoring import restore
-from tests.parity.checkpoints import Kind, write_checkpoint
+from tests.parity.checkpoints import Kind, SentenceFiles, write_checkpoint
 
 # transformers and its dependencies warn of their own future.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -163,6 +164,51 @@ def test_prompts_follow_the_role(tmp_path: Path) -> None:
     assert_close(dense(model, TEXTS, "query", instruction="told: "), reference.encode(TEXTS, prompt="told: "))
 
 
+def test_an_empty_prompt_of_documents_precedes_other_names(tmp_path: Path) -> None:
+    write_checkpoint("bert", tmp_path / "base")
+    layers = [Transformer(str(tmp_path / "base")), Pooling(64, "mean")]
+    prompts = {"query": "find: ", "document": "", "passage": "passage: "}
+    SentenceTransformer(modules=layers, device="cpu", prompts=prompts).save(str(tmp_path / "saved"))
+    model, reference = load(tmp_path / "saved"), SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    assert_close(dense(model, TEXTS, "document"), reference.encode_document(TEXTS))
+    assert_close(dense(model, TEXTS, "query"), reference.encode_query(TEXTS))
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean", "manhattan"])
+@pytest.mark.parametrize("normalized", [False, True])
+def test_scores_use_the_similarity_of_the_checkpoint(tmp_path: Path, similarity: str, normalized: bool) -> None:
+    write_checkpoint("bert", tmp_path / "base")
+    layers: list[torch.nn.Module] = [Transformer(str(tmp_path / "base")), Pooling(64, "mean")]
+    if normalized:
+        layers.append(Normalize())
+    SentenceTransformer(modules=layers, device="cpu", similarity_fn_name=similarity).save(str(tmp_path / "saved"))
+    model, reference = load(tmp_path / "saved"), SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    vectors = reference.encode(["warranty", *TEXTS])
+    expected = reference.similarity(vectors[:1], vectors[1:])[0].numpy()
+    assert_close(scores(model, ScoreWork("warranty", TEXTS)), expected)
+    if similarity != "cosine":
+        with pytest.raises(InvalidInput, match="by " + similarity):
+            scores(model, ScoreWork("warranty", TEXTS, scale="probability"))
+
+
+def test_an_unknown_similarity_is_refused(tmp_path: Path) -> None:
+    write_checkpoint("bert", tmp_path, sentence=SentenceFiles(similarity="hamming"))
+    with pytest.raises(ModelBroken, match="`similarity_fn_name` is 'hamming'"):
+        load(tmp_path)
+
+
+def test_a_cross_encoder_without_an_activation_has_both_scales(tmp_path: Path) -> None:
+    """sentence-transformers takes a sigmoid where no file names an activation; here the default is the logit."""
+    write_checkpoint("bert", tmp_path, head="sequence_classification")
+    reference = CrossEncoder(str(tmp_path), device="cpu")
+    pairs = [("warranty", text) for text in TEXTS]
+    model = load(tmp_path)
+    assert_close(scores(model, ScoreWork("warranty", TEXTS, scale="probability")), reference.predict(pairs))
+    logits = reference.predict(pairs, activation_fn=torch.nn.Identity())
+    assert_close(scores(model, ScoreWork("warranty", TEXTS)), logits)
+    assert_close(scores(model, ScoreWork("warranty", TEXTS, scale="logit")), logits)
+
+
 def test_matryoshka_is_cut_then_scaled(tmp_path: Path) -> None:
     write_checkpoint("bert", tmp_path / "base")
     layers = [Transformer(str(tmp_path / "base")), Pooling(64, "cls"), Normalize()]
@@ -245,7 +291,7 @@ def test_sequence_classification_equals_the_pipeline(tmp_path: Path, kind: Kind,
         assert [item.score for item in ours.labels] == pytest.approx([item["score"] for item in expected], rel=1e-5, abs=1e-7)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "qwen3", "llama"])
 def test_entities_equal_the_pipeline(tmp_path: Path, kind: Kind) -> None:
     labels = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "DATE")
     write_checkpoint(kind, tmp_path, head="token_classification", labels=labels, seed=5)

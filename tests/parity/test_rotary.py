@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -45,8 +46,8 @@ def test_frequencies_equal_transformers(name: str, base: float) -> None:
     size = {"hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 2048, "rope_theta": base}
     settings = transformers.AutoConfig.for_model("llama", **size, rope_scaling=dict(SCALINGS[name]))
     frequencies, factor = ROPE_INIT_FUNCTIONS[str(SCALINGS[name]["rope_type"])](settings)
-    old = rope_of(Config(size | {"rope_scaling": SCALINGS[name]}), 64)
-    new = rope_of(Config(settings.to_dict()), 64)
+    old = rope_of(Config(size | {"rope_scaling": SCALINGS[name]}), 64, partial=True)
+    new = rope_of(Config(settings.to_dict()), 64, partial=True)
     assert old == new
     assert torch.equal(torch.tensor(old.frequencies), frequencies)
     assert old.factor == factor
@@ -91,13 +92,28 @@ def test_ntk_equals_the_published_formulas() -> None:
         ({"rope_parameters": {"rope_type": "linear", "factor": "2"}}, 64, "rope_parameters.factor is '2'"),
         ({"rope_parameters": [1]}, 64, "rope_parameters is [1]"),
         ({}, 11, "even"),
-        ({"partial_rotary_factor": 0.5}, 6, "even"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, 6, "even"),
     ],
 )
 def test_refusals_name_the_key(values: Mapping[str, object], size: int, named: str) -> None:
     with pytest.raises(ModelBroken) as caught:
-        rope_of(Config(values), size)
+        rope_of(Config(values), size, partial=True)
     assert named in str(caught.value)
+
+
+def test_a_scaled_family_of_whole_heads_refuses_a_partial_rotation() -> None:
+    config = Config({"rope_scaling": {"type": "linear", "factor": 2.0}, "partial_rotary_factor": 0.5})
+    with pytest.raises(ModelBroken, match=r"partial_rotary_factor is 0\.5"):
+        rope_of(config, 64)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "gemma", "eurobert"])
+def test_families_of_whole_heads_ignore_a_partial_rotation_as_transformers_does(kind: str, tmp_path: Path) -> None:
+    config = {"partial_rotary_factor": 0.5}
+    ids = random_ids((1, 20, 128))
+    encoder = load(write_checkpoint(kind, tmp_path, config=config))
+    assert json.loads((tmp_path / "config.json").read_text())["partial_rotary_factor"] == 0.5
+    assert worst(packed(encoder, ids), reference(random_model(kind, config=config), ids)) <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["linear", "dynamic", "llama3", "yarn"])

@@ -84,6 +84,15 @@ def test_folders_of_the_packages_gliner2_and_laya() -> None:
     assert wanted({}, *laya, "onnx/config.json") == sorted(laya)
 
 
+def test_a_static_embedder_in_the_root_or_a_folder() -> None:
+    modules = [{"path": ".", "type": "sentence_transformers.models.StaticEmbedding"}, {"path": "1_Normalize"}]
+    files = ("config.json", "model.safetensors", "tokenizer.json")
+    assert wanted({"modules.json": modules}, *files, "onnx/model.onnx") == sorted([*files, "modules.json"])
+    folder = [{"path": "0_StaticEmbedding", "type": "sentence_transformers.models.StaticEmbedding"}]
+    inside = ("0_StaticEmbedding/model.safetensors", "0_StaticEmbedding/tokenizer.json")
+    assert wanted({"modules.json": folder}, *inside, "onnx/model.onnx") == sorted([*inside, "modules.json"])
+
+
 def test_named_templates_beside_the_encoder() -> None:
     others = ("0_Transformer/model.safetensors", "0_Transformer/additional_chat_templates/rerank.jinja")
     assert wanted({"modules.json": [{"path": "0_Transformer"}]}, *others) == sorted([*others, "modules.json"])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from libs.catalog.card import Activation, DenseModule, PoolingMode, StaticQueries
+from libs.catalog.card import Activation, DenseModule, PoolingMode, StaticQueries, kept_prompts
 from libs.catalog.checkpoint.files import Config, need_config, read_config, read_json
 from libs.catalog.checkpoint.routes import read_routes
 from libs.errors import ModelBroken
@@ -35,7 +35,17 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 # Packages with modules that are recognised by class name; none of them is imported.
 _PACKAGES = ("sentence_transformers", "pylate")
-_SERVED = ("Transformer", "Pooling", "Dense", "Normalize", "MultiVectorMask", "SpladePooling", "Router", "LogitScore")
+_SERVED = (
+    "Transformer",
+    "StaticEmbedding",
+    "Pooling",
+    "Dense",
+    "Normalize",
+    "MultiVectorMask",
+    "SpladePooling",
+    "Router",
+    "LogitScore",
+)
 _SENTENCE, _TOKEN = "sentence_embedding", "token_embeddings"
 
 
@@ -44,6 +54,7 @@ class Modules:
     """The modules of a checkpoint. The defaults, without modules.json, mean the encoder alone; `kinds/` choose what follows it."""
 
     listed: bool = False  # whether there is a modules.json
+    static_embedding: bool = False  # a table of token vectors stands in the encoder's place
     encoder_folder: str = ""
     pooling: tuple[PoolingMode, ...] = ()
     pool_prompt: bool = True
@@ -71,6 +82,19 @@ def read_modules(directory: Path) -> Modules:
     return found.modules()
 
 
+def prompts_of(top: Config) -> tuple[dict[str, str], str]:
+    """Return the prompts of config_sentence_transformers.json, and the name of the default one; empty: none.
+
+    Raises ModelBroken if the default is not one of them.
+    """
+    named = top.part("prompts").values
+    prompts = kept_prompts({name: text for name, text in named.items() if isinstance(text, str)})
+    default = top.text("default_prompt_name")
+    if default and default not in named:
+        raise top.broken("default_prompt_name", f"is {default!r}, which is not one of `prompts`")
+    return prompts, default if default in prompts else ""
+
+
 def activation(config: Config, key: str, default: Activation) -> Activation:
     """The activation that the key's dotted class path names: a known one of torch, as the path is never imported."""
     path = config.text(key)
@@ -94,11 +118,15 @@ class _Builder:
         self.normalize = False
         self.settings: dict[str, Config] = {}  # by class, of modules without weights
         self.static: StaticQueries | None = None
+        self.static_embedding = False
 
     def add(self, directory: Path, entry: Config) -> None:
         kind, folder = _class_of(entry), entry.text("path")
         if kind in ("Transformer", "MLMTransformer"):
             self.encoder.append(folder)
+        elif kind == "StaticEmbedding":
+            self.encoder.append("" if folder == "." else folder)
+            self.static_embedding = True
         elif kind == "Pooling":
             self.pooling, self.pool_prompt = _pooling(need_config(directory, f"{folder}/config.json"))
         elif kind == "Dense":
@@ -128,6 +156,7 @@ class _Builder:
             raise ModelBroken("modules.json: names more than one Transformer")
         return Modules(
             listed=True,
+            static_embedding=self.static_embedding,
             encoder_folder=self.encoder[0],
             pooling=self.pooling,
             pool_prompt=self.pool_prompt,

@@ -355,8 +355,8 @@ class PackedEncoder(nn.Module):
         self._frequencies: dict[Rope, Tensor] = {}
         self._axes: dict[Rope, Tensor] = {}
         # Kernels place a single query at the end of its keys, so masks and biases by distance would be wrong for a first token.
-        plain = not spec.causal and spec.layers[-1].window is None and relative is None
-        self._short: tuple[Rows, ...] = ("first", "last") if plain else ("last",)
+        plain = bool(spec.layers) and not spec.causal and spec.layers[-1].window is None and relative is None
+        self._short: tuple[Rows, ...] = ("first", "last") if plain else ("last",) if spec.layers else ()
 
     def prepare(self) -> None:
         """Once loaded: put the frequencies of all rotations on the device, in float32 whatever the encoder's type."""

@@ -19,9 +19,19 @@ _THETA = 10_000.0
 _MOST_TURNED = 1 << 13
 
 
-def rope_of(config: Config, size: int, *, theta: float | None = None, kind: str = "", scaled: bool = True) -> Rope:
+def rope_of(
+    config: Config,
+    size: int,
+    *,
+    theta: float | None = None,
+    kind: str = "",
+    scaled: bool = True,
+    partial: bool = False,
+) -> Rope:
     """The rotation of heads of `size` dimensions, the last of which `partial_rotary_factor` may leave unrotated.
 
+    `partial`: whether the family reads that key. transformers' Llama and the families like it ignore the key without a scaling;
+    with one they fail, so this is refused.
     `theta`: the base, unless the scaling's own keys have one; None: `rope_theta`. `kind`: the layer type ("full_attention",
     "sliding_attention"), where `rope_parameters` has an entry for each. `scaled` False: `rope_scaling` does not apply to these
     layers. Raises ModelBroken for an unknown scaling, naming the key, and for a size that cannot be rotated.
@@ -31,12 +41,16 @@ def rope_of(config: Config, size: int, *, theta: float | None = None, kind: str 
         values = config.part("rope_parameters")
         values = values.part(kind) if values.has(kind) else values
     base = values.number("rope_theta", config.number("rope_theta", _THETA) if theta is None else theta)
-    turned = int(size * values.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)))
+    key = "rope_type" if values.has("rope_type") else "type"
+    name = values.text(key, "default")
+    share = values.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    if not partial and share != 1.0 and name != "default":
+        where = values if values.has("partial_rotary_factor") else config
+        raise where.unsupported("partial_rotary_factor", f"this family rotates whole heads where {key} is {name}")
+    turned = int(size * share) if partial else size
     if turned < 2 or turned % 2 or turned > _MOST_TURNED:
         wanted = f"an even number of numbers of each head, at most {_MOST_TURNED:,}"
         raise ModelBroken(f"config.json: rotary positions need {wanted}: of {size} they get {turned}")
-    key = "rope_type" if values.has("rope_type") else "type"
-    name = values.text(key, "default")
     if name not in _SCALINGS:
         raise values.unsupported(key, f"supported are {', '.join(_SCALINGS)}")
     frequencies, factor = _SCALINGS[name](values, config, base, turned)

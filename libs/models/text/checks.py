@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from libs.catalog.card import Card, Task
+from libs.catalog.card import DOCUMENT_PROMPTS, Card, Task
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.work import (
     ClassifyWork,
@@ -20,8 +20,6 @@ from libs.models.work import (
     parts_of,
 )
 
-# Names that checkpoints give to a document's prompt, in sentence-transformers' order.
-_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 _TASKS: dict[type[Work], Task] = {
     EncodeWork: "encode", ScoreWork: "score", EntitiesWork: "entities", ClassifyWork: "classify", RelationsWork: "relations",
     RegionsWork: "regions", StructureWork: "structure", TextWork: "text",
@@ -98,7 +96,7 @@ def prompt_of(card: Card, role: str) -> str:
     if role == "query":
         return card.prompts.get("query", "")
     if role == "document":
-        return next((card.prompts[name] for name in _DOCUMENT_PROMPTS if name in card.prompts), "")
+        return next((card.prompts[name] for name in DOCUMENT_PROMPTS if name in card.prompts), "")
     return card.prompts.get(card.default_prompt, "")
 
 

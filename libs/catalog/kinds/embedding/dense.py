@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from libs.catalog.card import Card, DenseModule
+from libs.catalog.card import Card, DenseModule, Scoring
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.catalog.checkpoint.files import Config
 from libs.catalog.kinds.embedding.gritlm import gritlm, is_gritlm
@@ -13,6 +13,14 @@ from libs.errors import ModelBroken
 
 _HIDDEN_KEYS = ("hidden_size", "dim", "d_model", "n_embd")
 _MASKED = "ForMaskedLM"
+_SIMILARITIES: dict[str, Scoring] = {
+    "": "cosine",
+    "cosine": "cosine",
+    "dot": "dot",
+    "euclidean": "euclidean",
+    "manhattan": "manhattan",
+}
+"""Names of sentence-transformers' similarity functions for dense vectors."""
 
 
 def dense(files: Checkpoint, card: Card) -> Card:
@@ -29,12 +37,21 @@ def dense(files: Checkpoint, card: Card) -> Card:
         pool_prompt=files.modules.pool_prompt,
         modules=files.modules.dense,
         normalize=files.modules.normalize,
-        scoring="cosine",
+        scoring=similarity(files.top),
         notes=_ambiguous(files),
     )
     if not is_gritlm(files.config.values):
         return card
     return replace(gritlm(card), dimensions=hidden_size(files.config))
+
+
+def similarity(top: Config) -> Scoring:
+    """Return how two dense vectors are compared. Raises ModelBroken for a function that sentence-transformers does not have."""
+    name = top.text("similarity_fn_name")
+    if name not in _SIMILARITIES:
+        known = ", ".join(name for name in _SIMILARITIES if name)
+        raise top.broken("similarity_fn_name", f"is {name!r}, which is not one of {known}")
+    return _SIMILARITIES[name]
 
 
 def hidden_size(config: Config) -> int:

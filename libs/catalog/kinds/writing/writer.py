@@ -15,6 +15,7 @@ from libs.catalog.checkpoint.checkpoint import Checkpoint
 
 SEQUENCE_TO_SEQUENCE: Final = ("bart", "mbart", "t5", "mt5")
 CAUSAL: Final = ("gemma", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
+_SEQUENCE_TO_SEQUENCE_CLASSES: Final = ("ForConditionalGeneration", "MTModel")
 FILE: Final = "generation_config.json"
 
 
@@ -27,6 +28,22 @@ def is_writer(files: Checkpoint) -> bool:
         return files.architecture.endswith("ForConditionalGeneration")
     is_causal = family in CAUSAL and files.architecture.endswith("ForCausalLM")
     return is_causal and (files.directory / FILE).is_file() and takes_messages(files)
+
+
+def refuse_other_writer(files: Checkpoint) -> None:
+    """Raises ModelBroken for a model that writes, but of a type of which none are served as such."""
+    if files.modules.listed:
+        return
+    translates = files.architecture.endswith(_SEQUENCE_TO_SEQUENCE_CLASSES)
+    chats = files.architecture.endswith("ForCausalLM") and (files.directory / FILE).is_file() and takes_messages(files)
+    if translates or chats:
+        served = ", ".join(SEQUENCE_TO_SEQUENCE if translates else CAUSAL)
+        raise files.config.broken(
+            "model_type",
+            f"is {files.config.text('model_type')!r} and the model writes texts ({files.architecture}): "
+            f"such models are served of the types {served}. "
+            "A card of the catalog can give another use, by `detect: {kind: …}`",
+        )
 
 
 def writer(files: Checkpoint, card: Card) -> Card:

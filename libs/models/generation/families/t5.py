@@ -80,9 +80,12 @@ def load(config: Config, tensors: TensorFile, settings: Settings, dtype: torch.d
     )  # fmt: skip
     prepare(decoder)
     decoder.embed.token = encoder.embed.token  # one table in memory
-    # A head of its own counts whatever the config says. Only the first T5, whose head is the token table, scales the states.
+    # A head in the file is used whatever the config says. Only the first T5, whose head is the token table, scales the states:
+    # transformers 5 says so in `scale_decoder_outputs` and always writes true as `tie_word_embeddings`; older versions have the
+    # latter key alone.
     weight = state["head.weight"].to(dtype) if "head.weight" in state else decoder.token_weight
-    scaled = config.text("model_type") == "t5" and config.flag("tie_word_embeddings", True)
+    scales = config.flag("scale_decoder_outputs", config.flag("tie_word_embeddings", True))
+    scaled = config.text("model_type") == "t5" and scales
     head = LanguageHead(weight, scale=spec.hidden**-0.5 if scaled else 1.0)
     return Writer(decoder.requires_grad_(False).eval(), head.eval(), settings, encoder)
 

@@ -48,7 +48,9 @@ class Layout:
 
 _BERT = Layout("classifier", dense="pooler.dense", function="tanh")
 _ROBERTA = Layout("classifier.out_proj", dense="classifier.dense", function="tanh")
-_LANGUAGE_MODEL = Layout("score", pooling="last")
+LANGUAGE_MODEL = Layout("score", pooling="last")
+"""Decoders classify their last token that is not `pad_token_id`, as transformers does (`WithoutPadding`)."""
+
 LAYOUTS: dict[str, Layout] = {
     "bart": Layout("classification_head.out_proj", dense="classification_head.dense", function="tanh", pooling="last"),
     "bert": _BERT,
@@ -72,13 +74,13 @@ LAYOUTS: dict[str, Layout] = {
     "new": _BERT,
     "gte": _BERT,
     "jina_embeddings_v3": _ROBERTA,
-    "gemma": _LANGUAGE_MODEL,
-    "gemma3_text": _LANGUAGE_MODEL,
-    "llama": _LANGUAGE_MODEL,
-    "llama_bidirec": _LANGUAGE_MODEL,
-    "mistral": _LANGUAGE_MODEL,
-    "qwen2": _LANGUAGE_MODEL,
-    "qwen3": _LANGUAGE_MODEL,
+    "gemma": LANGUAGE_MODEL,
+    "gemma3_text": LANGUAGE_MODEL,
+    "llama": LANGUAGE_MODEL,
+    "llama_bidirec": LANGUAGE_MODEL,
+    "mistral": LANGUAGE_MODEL,
+    "qwen2": LANGUAGE_MODEL,
+    "qwen3": LANGUAGE_MODEL,
 }
 _OF_TOKENS = ("modernbert",)  # their token classifier has the same layers as their sequence classifier; the others' is one layer
 _SCORE_OF_TOKENS = ("openai_privacy_filter",)  # their token classifier is one layer of this name
@@ -142,7 +144,7 @@ def text_layout(family: str) -> Layout:
 
 
 def token_layout(family: str) -> Layout:
-    if family in _SCORE_OF_TOKENS:
+    if family in _SCORE_OF_TOKENS or LAYOUTS.get(family) is LANGUAGE_MODEL:
         return Layout("score")
     return LAYOUTS[family] if family in _OF_TOKENS else Layout("classifier")
 

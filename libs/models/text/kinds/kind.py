@@ -16,6 +16,7 @@ from libs.models.head import ModelHead
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.processor import Processor
+from libs.models.text.tokenising.settings import has_segments
 from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.trunk import Trunk
@@ -66,7 +67,7 @@ class Parts:
         return TextProcessor(
             load_tokenizer(self.root, lowercase=self.card.lowercase),
             limit=self.card.max_tokens,
-            segments=self.encoder.embed.segments > 1,
+            segments=self.encoder.embed.segments > 1 and has_segments(self.root),
             unknown=special_token(self.root, "unk_token"),
         )
 

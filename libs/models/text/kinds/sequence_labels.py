@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from libs.catalog.card import Card
 from libs.models.processor import Processor
-from libs.models.text.heads.labels import Classifier, LabelsHead, pooling_of, table_of, text_layout
+from libs.models.text.heads.labels import LANGUAGE_MODEL, Classifier, LabelsHead, pooling_of, table_of, text_layout
 from libs.models.text.kinds.kind import Built, Parts
-from libs.models.text.processing.labels import LabelsProcessor
+from libs.models.text.processing.labels import LabelsProcessor, WithoutPadding
 from libs.models.text.processing.nli import NliProcessor
 from libs.models.text.tokenising.chat import ChatPairs
 from libs.models.weights import HeadRule
+
+_DEFAULT_PADDING = {"gemma": 0, "gemma3_text": 0}
+"""transformers' padding token where config.json has no key for it."""
 
 
 def head_table(card: Card) -> dict[str, HeadRule]:
@@ -23,4 +26,7 @@ def build(parts: Parts) -> Built:
     chat = ChatPairs.where_it_fits(card, parts.root, text, shares=parts.encoder.shares_prefixes)
     own = LabelsProcessor(card, text, chat)
     processor: Processor = own if card.contradiction is None else NliProcessor(card, card.contradiction, text, own)
+    padding = config.values.get("pad_token_id", _DEFAULT_PADDING.get(card.family))
+    if layout is LANGUAGE_MODEL and parts.encoder.causal and padding is not None:
+        processor = WithoutPadding(processor, config.integer("pad_token_id", _DEFAULT_PADDING.get(card.family)))
     return Built({"logits": LabelsHead(classifier, pooling_of(layout, config))}, processor)

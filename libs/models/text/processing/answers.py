@@ -96,6 +96,27 @@ def _scaled(values: Array) -> Array:
     return scaled
 
 
+def dense_scores(query: Array, documents: Array, card: Card, scale: Scale) -> Array:
+    """Compare vectors by the model's own function; distances are negative, so that a higher score is always nearer.
+
+    Args:
+        query: [dimensions].
+        documents: [documents, dimensions].
+
+    Returns:
+        [documents].
+    """
+    if card.scoring not in ("dot", "euclidean", "manhattan"):
+        return cosine_scores(query, documents, scale)
+    if card.normalize:
+        query, documents = unit(query[None])[0], unit(documents)
+    if card.scoring == "dot":
+        products: Array = documents @ query
+        return products
+    distances: Array = np.linalg.norm(documents - query, ord=1 if card.scoring == "manhattan" else 2, axis=1)
+    return -distances
+
+
 def cosine_scores(query: Array, documents: Array, scale: Scale) -> Array:
     """query [dimensions], documents [documents, dimensions] -> [documents] in -1..1, or 0..1 as probability."""
     scores: Array = unit(documents) @ unit(query[None])[0]

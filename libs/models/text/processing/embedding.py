@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.catalog.card import Card, Representation, Scoring
+from libs.catalog.card import Card, Representation
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
 from libs.models.answering import extracted
 from libs.models.results import EncodeResult, Extraction, Result, ScoreResult
@@ -47,10 +47,6 @@ from libs.models.work import (
 )
 
 Array = NDArray[np.float32]
-_SCORED: dict[Scoring, Representation] = {
-    "cosine": "dense", "dot": "sparse", "sparse_cosine": "sparse", "maxsim": "multi_vector", "mean_maxsim": "multi_vector",
-}  # fmt: skip
-"""The representation that a score is computed from; a hybrid model's is computed from all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +122,10 @@ class EmbeddingProcessor:
         """Prepares the query first, then the documents."""
         if work.scale == "probability" and self._card.scoring != "cosine":
             vectors = " and ".join(self._card.representations)
-            raise InvalidInput(f"scores of {vectors} vectors have no probability: leave `scale` empty", field="scale")
+            how = f" by {self._card.scoring}" if self._card.kind == "dense" else ""
+            raise InvalidInput(f"scores of {vectors} vectors{how} have no probability: leave `scale` empty", field="scale")
         prompt, other = work.instruction or prompt_of(self._card, "query"), prompt_of(self._card, "document")
-        forms = self._card.representations if self._card.scoring == "hybrid" else (_SCORED[self._card.scoring],)
+        forms = self._card.representations
         if self._static is not None:
             found, tokens = self._static.rows([work.query], prompt, work.truncation, query_path, go_on)
             query = Framed([], [])
@@ -183,7 +180,7 @@ class EmbeddingProcessor:
     def _scores(self, work: ScoreWork, forms: _Forms) -> Array:
         scores: dict[Representation, Array] = {}
         if forms.dense:
-            scores["dense"] = answers.cosine_scores(forms.dense[0], np.stack(forms.dense[1:]), work.scale)
+            scores["dense"] = answers.dense_scores(forms.dense[0], np.stack(forms.dense[1:]), self._card, work.scale)
         if forms.sparse:
             cosine = self._card.scoring == "sparse_cosine"
             scores["sparse"] = answers.dot_scores(forms.sparse[0], forms.sparse[1:], self._columns, cosine=cosine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.models.answering import extracted
+from libs.models.processor import Processor
 from libs.models.results import Extraction, Result, ScoreResult
 from libs.models.text.checks import item_path, known_labels, need_task, prompt_of, unsupported
 from libs.models.text.processing import answers
@@ -51,3 +53,29 @@ class LabelsProcessor:
                 items = (Extraction(labels=answers.class_labels(work, self._card, row)) for row in logits)
                 return extracted(items, prepared.answer_bytes, go_on)
         raise unsupported(work, self._card)
+
+
+class WithoutPadding:
+    """A processor of a causal model whose sequences lose padding tokens at their end.
+
+    transformers classifies the rightmost token that is not the padding token, even if a template or a text put padding tokens after
+    it. No token of a causal model sees those after it, so that the others' states stay the same.
+    """
+
+    def __init__(self, processor: Processor, padding: int) -> None:
+        self._processor, self._padding = processor, padding
+
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+        prepared = self._processor.prepare(work, go_on)
+        return replace(prepared, sequences=[self._shortened(sequence) for sequence in prepared.sequences])
+
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
+        return self._processor.finish(prepared, outputs, go_on)
+
+    def _shortened(self, sequence: InputSequence) -> InputSequence:
+        if sequence.ids[-1] != self._padding:
+            return sequence
+        others = np.flatnonzero(sequence.ids != self._padding)
+        end = int(others[-1]) + 1 if len(others) else 1  # of padding alone the first token is classified
+        types = None if sequence.type_ids is None else sequence.type_ids[:end]
+        return replace(sequence, ids=sequence.ids[:end], type_ids=types)

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, normalizers
 from libs.catalog.checkpoint.files import Config, once, read_file, shortened
 from libs.errors import ModelBroken, ShoalError
 from libs.models.text.tokenising.bounds import refuse_bombs
+from libs.models.text.tokenising.settings import apply_settings, missing_tokens
 
 FILE: Final = "tokenizer.json"
 MAX_BYTES: Final = 128 << 20
@@ -25,14 +26,19 @@ _MOST_VALUES: Final = 4_000_000
 
 
 def load_tokenizer(directory: Path, *, lowercase: bool) -> Tokenizer:
-    """tokenizer.json of a directory. `lowercase`: lower case first, whatever its own normaliser does.
+    """tokenizer.json of a directory, with the settings of tokenizer_config.json. `lowercase`: lower case first, whatever its own
+    normaliser does.
 
     Raises ModelBroken for one that cannot be read, or that could make the smallest text take very long or become very large.
     """
     data = read_file(directory, FILE, MAX_BYTES)
     if data is None:
         raise ModelBroken(f"{FILE}: cannot be read: there is no such file in {directory}")
-    refuse_bombs(Config(FILE, _parsed(data)))
+    parsed = _parsed(data)
+    tokens = parsed.get("added_tokens")
+    added = tokens if isinstance(tokens, list) else []
+    missing = missing_tokens(directory, frozenset(str(each.get("content")) for each in added if isinstance(each, dict)))
+    refuse_bombs(Config(FILE, {**parsed, "added_tokens": [*added, *missing]}))
     with failing(_broken):
         try:
             tokenizer: Tokenizer = Tokenizer.from_buffer(data)
@@ -40,6 +46,7 @@ def load_tokenizer(directory: Path, *, lowercase: bool) -> Tokenizer:
             raise _broken(f"cannot be read: {error}") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        apply_settings(tokenizer, directory, missing)
     if lowercase:
         own = [tokenizer.normalizer] if tokenizer.normalizer is not None else []
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])

@@ -47,5 +47,5 @@ class PairwiseAttention(Attention):
 def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     windows = (None,) * config.layers("num_hidden_layers")
-    spec = replace(decoder_spec(config, causal=True, windows=windows), norm="sandwich")
+    spec = replace(decoder_spec(config, causal=True, windows=windows, partial=True), norm="sandwich")
     return PackedEncoder(spec, token_embedding(config), attention=PairwiseAttention)

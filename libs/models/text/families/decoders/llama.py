@@ -75,13 +75,17 @@ def decoder_spec(
     qkv_bias: bool = False,
     out_bias: bool = False,
     ffn_bias: bool = False,
+    partial: bool = False,
 ) -> EncoderSpec:
-    """The layers that most decoders share. `windows`: of each layer. `head_size` None: as in transformers' Llama."""
+    """The layers that most decoders share.
+
+    `windows`: of each layer. `head_size` None: as in transformers' Llama. `partial`: whether `partial_rotary_factor` is read.
+    """
     hidden, heads = config.size("hidden_size"), config.heads("num_attention_heads")
     if head_size is None:
         fitting = None if config.has("head_dim") else hidden // config.head_count("num_attention_heads", hidden)
         head_size = config.size("head_dim", fitting)
-    rope = rope_of(config, head_size)
+    rope = rope_of(config, head_size, partial=partial)
     return EncoderSpec(
         hidden=hidden,
         heads=heads,

@@ -57,7 +57,9 @@ def build(config: Config) -> PackedEncoder:
     config.require("attn_output_gate", True)
     config = Config({"partial_rotary_factor": _ROTATED, **config.values})
     causal, bias, size = config.flag("is_causal", True), config.flag("attention_bias", False), config.size("head_dim", _HEAD_SIZE)
-    spec = decoder_spec(config, causal=causal, windows=(None,), head_size=size, qk_norm=True, qkv_bias=bias, out_bias=bias)
+    spec = decoder_spec(
+        config, causal=causal, windows=(None,), head_size=size, qk_norm=True, qkv_bias=bias, out_bias=bias, partial=True
+    )
     spec = replace(spec, norm_shift=1.0, layers=_layers(config, spec))
     return PackedEncoder(spec, token_embedding(config), attention=mixer)
 
