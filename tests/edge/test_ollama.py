@@ -82,7 +82,8 @@ def test_an_empty_input_asks_whether_the_model_is_there(given: Any) -> None:
 
 def test_tags_and_ps() -> None:
     cold = models_pb2.Model(model="org/cold", state=models_pb2.MODEL_STATE_COLD)
-    reply = models_pb2.ListModelsResponse(models=[card(family="bert", data_type="float32", bytes=90, revision="r", created_unix_seconds=1_700_000_000), cold])
+    warm = card(family="bert", data_type="float32", bytes=90, revision="r", created_unix_seconds=1_700_000_000)
+    reply = models_pb2.ListModelsResponse(models=[warm, cold])
     question = ask(ollama.tags)
     assert question.method == LIST_MODELS
     found = told(question.answer(reply))
