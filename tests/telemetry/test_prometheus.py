@@ -52,7 +52,7 @@ OF_FROZEN_WORKERS = ("ShoalJobsWait", "ShoalJobsGivenUp", "ShoalPoolTooSmall")
 OF_LOST_REDIS = ("ShoalRedisAway", "ShoalSchedulerBlind", "ShoalEdgeWithoutRouter")
 OF_THE_END = ("ShoalNoLeader", "ShoalRouterDown", "ShoalProcessDown")
 OF_PROMTOOL = ("ShoalCertificateExpires", "ShoalLatencyBudgetBurnsFast", "ShoalLatencyBudgetBurnsSlowly")
-"""Only promtool's tests make these true: cert-manager's series are not ours, and how slow a mesh under load is depends on the machine."""
+"""Only promtool's tests make these true: cert-manager's series are not ours, and a mesh's latency depends on the machine."""
 
 
 @dataclass
