@@ -84,7 +84,9 @@ async def test_models(http: Http) -> None:
     listed = (await http.get("/v1/models")).json
     assert "models" not in listed
     (entry,) = (entry for entry in listed["data"] if entry["id"] == MINILM)
-    written = max(path.stat().st_mtime for path in packaged_minilm().iterdir() if path.is_file())
+    model = packaged_minilm()
+    assert model is not None
+    written = max(path.stat().st_mtime for path in model.iterdir() if path.is_file())
     assert entry["created"] == int(written)
     one = (await http.get(f"/v1/models/{MINILM.replace('/', '%2F')}")).json
     assert (one["dims"], one["max_sequence_length"], one["state"]) == ({"dense": 384}, 256, "loaded")
