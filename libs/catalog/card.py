@@ -206,6 +206,7 @@ class Card:
     inputs: tuple[Input, ...] = ("text",)  # what parts of items it takes
     images: ImageSize | None = None  # known once the model was loaded
     given_entities: bool = False  # relations are extracted between entities that the request gives
+    created_unix_seconds: int = 0  # when the newest of its files was written; 0: unknown
     notes: tuple[str, ...] = ()  # what the checkpoint holds and is not served, and how to change that
     # Set by the catalog only; no file of a checkpoint has these.
     dtype: Dtype = "auto"  # of the encoder; auto: the worker's setting; int8: on CPUs

@@ -66,7 +66,7 @@ def read_card(directory: Path, model: str, overrides: Overrides | None = None, b
     `overrides`: those of the catalog for the model. `base`: of an adapter, the directory of the model that it is merged into.
     Raises ModelBroken naming the file and the key at fault.
     """
-    card = _card(directory, model, overrides, base)
+    card = replace(_card(directory, model, overrides, base), created_unix_seconds=_newest_file_seconds(directory))
     _refuse_controls(card)
     _refuse_many_prompts(card.prompts)
     return card
@@ -93,6 +93,14 @@ def _card(directory: Path, model: str, overrides: Overrides | None, base: Path |
         refuse_messages(files)
     card = apply(_READERS[kind](files, _common_card(files, model, kind)), overrides)
     return need_answers(card) if kind == "yes_no" else card
+
+
+def _newest_file_seconds(directory: Path) -> int:
+    """Return the Unix time at which the newest file of the directory itself was written; 0 if none can be read."""
+    try:
+        return max((int(path.stat().st_mtime) for path in directory.iterdir() if path.is_file()), default=0)
+    except OSError:
+        return 0
 
 
 def _refuse_controls(card: Card) -> None:

@@ -27,6 +27,7 @@ from services.edge.openapi import document
 from services.edge.ports.doors import Door
 from services.edge.ports.pages import Pages
 from services.edge.ports.tei_grpc import TeiServer, serving_tei
+from services.edge.reference import reference_answers
 from services.edge.routers import Routers
 from services.edge.routes import Table
 from services.edge.server import Limits, Server, serving_http
@@ -70,6 +71,7 @@ class Edge:
             "/v2/health/live": lambda: Answer(json_of({"live": True})),
             "/v2/health/ready": lambda: Answer(json_of({"ready": self.state.is_ready}), 200 if self.state.is_ready else 503),
             "/openapi.json": lambda: Answer(described),
+            **reference_answers(),
         }
         self.pages = Pages(
             self.state,

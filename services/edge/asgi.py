@@ -199,7 +199,8 @@ class Application:
             body = await self.intake.body(receive, headers, payer, is_whole=is_whole)
             kinds = headers.get("content-type", ""), headers.get("accept", "")
             length = headers.get("inference-header-content-length", "")
-            received = Received(body, self._names(), model, *kinds, exchange.request_id, length, self._vocabulary)
+            client = "sie-sdk" if "x-sie-sdk-version" in headers else headers.get("user-agent", "")
+            received = Received(body, self._names(), model, *kinds, exchange.request_id, length, self._vocabulary, client)
             await self.intake.admit(route.decoded(received), payer, is_msgpack=received.is_msgpack)
             return await self._asked(exchange, payer, route, received, metadata, deadline)
 

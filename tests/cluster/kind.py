@@ -23,7 +23,7 @@ from tests.support.cluster import lasting_port
 from tests.support.waiting import wait_until
 
 NAME: Final = "shoal-check"
-TARGETS: Final = ("router", "scheduler", "worker-cpu")
+TARGETS: Final = ("edge", "router", "scheduler", "worker-cpu")
 VERSION: Final = "0.1.0"
 MINUTES: Final = 60.0
 KEDA: Final = "keda"
@@ -66,7 +66,7 @@ class Cluster:
     def apply(self, *, scaled: bool) -> int:
         """kind-cpu, with its ScaledObject once the schedulers are ready. Returns how many objects."""
         count = objects.apply(self.kubectl, objects.overlay("kind-cpu"))
-        for which in ("statefulset/redis", "deployment/scheduler", "deployment/router", "deployment/worker"):
+        for which in ("statefulset/redis", "deployment/scheduler", "deployment/router", "deployment/edge", "deployment/worker"):
             self.kubectl("rollout", "status", which, "--namespace", NAMESPACE, "--timeout=600s")
         if scaled:
             (self.folder / "overlay").mkdir()

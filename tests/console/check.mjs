@@ -347,6 +347,30 @@ const parts = {
     await Promise.all(pages.slice(1).map((page) => page.close()));
   },
 
+  async docs() {
+    // The reference of the API: only this edge is asked, nothing breaks the page's policy, and a request can be sent from it.
+    const page = await context.newPage();
+    const asked = [];
+    page.on("request", (request) => asked.push(request.url()));
+    page.on("pageerror", (error) => faults.push(`docs: ${error.stack || error}`));
+    page.on("console", (message) => message.type() === "error" && faults.push(`docs: ${message.text()}`));
+    await page.addInitScript(() => {
+      document.addEventListener("securitypolicyviolation", (event) => console.error(`CSP: ${event.violatedDirective} ${event.blockedURI}`));
+    });
+    assert.equal((await page.goto(`${urls.busy}/docs`)).status(), 200);
+    await page.getByText("/v1/embeddings").first().waitFor();
+    await shoot(page, "docs-light");
+    await page.goto(`${urls.busy}/docs#get-/v1/models`);
+    const answer = page.waitForResponse((response) => response.url().endsWith("/v1/models"));
+    await page.getByRole("button", { name: /^try$/i }).first().click();
+    assert.equal((await answer).status(), 200);
+    await page.emulateMedia({ colorScheme: "dark" });
+    await page.locator("rapi-doc[theme=dark]").waitFor();
+    await shoot(page, "docs-dark");
+    for (const url of asked) assert.ok(url.startsWith(urls.busy) || url.startsWith("data:"), url);
+    await page.close();
+  },
+
   async strangers() {
     // A page of another origin may neither read nor do anything.
     const page = await context.newPage();

@@ -131,7 +131,25 @@ async def test_lists_of_models_leave_out_those_that_cannot_answer() -> None:
     async with edge(Script(models=models), aliases=Watched.fixed(names)) as http:
         listed = (await http.get("/v1/models")).json
         assert [entry["id"] for entry in listed["data"]] == ["c/cold", MODEL, "alias-of-new"]
+        assert set(listed) == {"object", "data"}, "each model is listed once"
         tags = (await http.get("/api/tags")).json["models"]
         assert [entry["name"] for entry in tags] == ["alias-of-new", "c/cold", MODEL]
         one = (await http.get("/v1/models/a/typo")).json
         assert (one["state"], one["last_error"]) == ("failed", "no store has it")
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ({}, "data"),
+        ({"user_agent": "OpenAI/Python 3.57.0"}, "data"),
+        ({"user_agent": "cohere/7.3.1"}, "models"),
+        ({"user_agent": "cohere-ai/8.1.0"}, "models"),
+        ({"user_agent": "python-httpx/0.28.1", "x_sie_sdk_version": "0.10.1"}, "models"),
+    ],
+)
+async def test_each_client_gets_the_one_list_that_it_reads(headers: dict[str, str], key: str) -> None:
+    async with edge(Script(models=[card(created_unix_seconds=1_700_000_000)])) as http:
+        listed = (await http.get("/v1/models", **headers)).json
+    assert set(listed) == {"object", key}
+    assert [(entry["id"], entry["created"]) for entry in listed[key]] == [(MODEL, 1_700_000_000)]

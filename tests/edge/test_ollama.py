@@ -82,13 +82,15 @@ def test_an_empty_input_asks_whether_the_model_is_there(given: Any) -> None:
 
 def test_tags_and_ps() -> None:
     cold = models_pb2.Model(model="org/cold", state=models_pb2.MODEL_STATE_COLD)
-    reply = models_pb2.ListModelsResponse(models=[card(family="bert", data_type="float32", bytes=90, revision="r"), cold])
+    warm = card(family="bert", data_type="float32", bytes=90, revision="r", created_unix_seconds=1_700_000_000)
+    reply = models_pb2.ListModelsResponse(models=[warm, cold])
     question = ask(ollama.tags)
     assert question.method == LIST_MODELS
     found = told(question.answer(reply))
     msgspec.convert(found, ollama.OllamaModels)
     assert [one["model"] for one in found["models"]] == ["e5:latest", "nomic-embed-text", "org/cold", MODEL]
     one = found["models"][3]
+    assert (one["modified_at"], found["models"][2]["modified_at"]) == ("2023-11-14T22:13:20Z", ollama.LONG_AGO)
     assert (one["size"], one["digest"], one["details"]["family"], one["details"]["quantization_level"]) == (
         90,
         "r",

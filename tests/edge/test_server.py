@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import hashlib
 import inspect
 import json
 import logging
+import re
 import ssl
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from libs.errors import InvalidInput, ModelNotFound, NoCapacity, QueueFull, Work
 from libs.serving import Security
 from services.edge import asgi, server
 from services.edge.app import running
+from services.edge.reference import page as reference
 from services.edge.settings import Settings
 from tests.edge.parts import MODEL, Http, Script, card, edge, head, read_reply, routing
 from tests.serving.parts import CLIENT, write_tokens
@@ -104,6 +107,32 @@ async def test_health_openapi_and_head() -> None:
         assert root.headers["content-type"].split(";")[0] in described["paths"]["/"]["get"]["responses"]["200"]["content"]
         assert described["paths"][EMBED]["post"]["requestBody"]
         assert (await http.send("HEAD", "/livez", b"", {})).status == 200
+
+
+async def test_docs_page_names_only_files_that_the_edge_serves() -> None:
+    async with edge(Script()) as http:
+        page = await http.get("/docs")
+        assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        policy = dict(part.strip().split(" ", 1) for part in page.headers["content-security-policy"].split(";"))
+        assert {name for name, value in policy.items() if "unsafe" in value} == {"style-src"}
+        assert policy["default-src"] == policy["connect-src"] == "'self'", "no other host, and no inline script"
+        named = re.findall(r'(?:src|href|spec-url)="(?!data:)([^"]+)"', page.body.decode())
+        assert len(named) >= 5
+        for name in named:
+            assert not name.startswith(("/", "http")), "a proxy may serve the page below another path"
+            assert (await http.get(f"/{name}")).status == 200
+
+
+def test_docs_page_serves_rapidoc_as_it_is_published() -> None:
+    """By the hash of npm's package; docs/http.md names its version."""
+    folder = reference.STATIC / "vendor"
+    lines = (folder / "SHA256SUMS").read_text().splitlines()
+    listed = {name: digest for digest, name in map(str.split, lines)}
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir() if path.name != "SHA256SUMS"}
+    assert found == listed
+    assert listed["rapidoc-min.js"] == "affbd173a65e870e18f392cca963113bcdafb6e50e88cd2f6a834a65b22db94d"
+    assert (folder / "rapidoc-min.js").read_bytes().startswith(b"/*! RapiDoc 9.3.8 ")
+    assert "MIT License" in (folder / "LICENCES.txt").read_text()
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,20 @@ SELECTED: Mapping[str, str] = {
 }
 """The value of kube-prometheus-stack that makes its Prometheus take all objects of the kind. Else it takes those of its release."""
 
+PROGRAMS: Mapping[str, str] = {
+    "aws": "AWS CLI",
+    "docker": "Docker",
+    "gcloud": "gcloud",
+    "git": "git",
+    "curl": "curl",
+    "helm": "Helm",
+    "kubectl": "kubectl",
+    "openssl": "openssl",
+    "shoal": "shoal",
+    "terraform": "Terraform",
+}
+"""Programs of the guides' commands, with the word by which the prerequisites name them."""
+
 
 @dataclass(frozen=True)
 class Release:
@@ -126,7 +140,7 @@ def test_the_charts_values_of_a_guide_are_taken_and_say_what_its_overlay_says(gu
     assert files[1:] == ["mesh.yaml"]
     ours = template(yaml.safe_load(values), str(Path(files[0]).relative_to("charts/shoal")))
     document = yaml.safe_load(overlay)
-    places = {key: [one.removeprefix("../k8s/") for one in document[key]] for key in ("resources", "components")}
+    places = {key: [one.removeprefix("../k8s/") for one in document[key]] for key in ("resources",)}
     theirs = build(tmp_path, **{**document, **places})
     assert _images(ours) == _images(theirs)
     settings = [one["data"] for one in of_kind(theirs, "ConfigMap") if one["metadata"]["name"].startswith("worker-env-")]
@@ -151,3 +165,35 @@ def test_the_values_of_the_page_are_taken() -> None:
     )
     objects = template(yaml.safe_load(written), "values/gke-l4-spot.yaml")
     assert [one["metadata"]["name"] for one in of_kind(objects, "ScaledObject")] == ["worker", "worker-h100"]
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_guides_push_each_image_that_their_overlay_runs(guide: str) -> None:
+    """The loop builds what the overlay deploys, and Terraform makes a repository for each."""
+    text = (ROOT / f"docs/{guide}.md").read_text()
+    (targets,) = re.findall(r"for target in (.*?); do", text)
+    overlay, _ = GUIDES[guide]
+    images = {name.partition(":")[0].rpartition("/")[2] for name in _images(rendered(overlay)) if "shoal/" in name}
+    assert set(targets.split()) == images
+    assert "edge" in images, "the guide ends with a request over HTTP"
+    for target in targets.split():
+        assert f"$REGISTRY/{target}, newTag" in text
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_guides_wait_before_they_forward_a_port(guide: str) -> None:
+    text = (ROOT / f"docs/{guide}.md").read_text()
+    first = text.index("port-forward")
+    assert re.search(r"kubectl -n shoal wait --for=condition=Available .*deployment/router deployment/edge", text[:first])
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_guides_list_their_prerequisites_before_the_first_step(guide: str) -> None:
+    """Each program that a command of the guide starts is named there, or is a part of every shell."""
+    text = (ROOT / f"docs/{guide}.md").read_text()
+    head = text[: text.index("## 1.")]
+    commands = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
+    for program, name in PROGRAMS.items():
+        if re.search(rf"(?m)(?:^|[|(;&] *){re.escape(program)} ", commands):
+            assert re.search(rf"\b{re.escape(name)}\b", head), program
+    assert "## What has been run where" in head

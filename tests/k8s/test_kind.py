@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ class Mesh:
     router: Pod
     scheduler: Pod
     worker: Pod
+    edge: Pod
 
     @property
     def address(self) -> str:
@@ -52,7 +54,9 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
         scheduler.wait_ready()
         worker = node.pod(workload("worker"))
         start_worker(worker)
-        yield Mesh(node, router, scheduler, worker)
+        edge = node.pod(workload("edge")).start()
+        edge.wait_ready()
+        yield Mesh(node, router, scheduler, worker, edge)
 
 
 def test_a_text_is_encoded(mesh: Mesh) -> None:
@@ -63,8 +67,16 @@ def test_a_text_is_encoded(mesh: Mesh) -> None:
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3)
 
 
+def test_a_text_is_encoded_over_http(mesh: Mesh) -> None:
+    url = f"http://127.0.0.1:{mesh.edge.ports[8080]}/v1/embeddings"
+    request = urllib.request.Request(url, json.dumps({"model": MINILM, "input": "Hello, mesh"}).encode())
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        (found,) = json.load(answer)["data"]
+    assert len(found["embedding"]) == 384
+
+
 def test_prometheus_reads_numbers_from_every_pod_that_it_is_told_of(mesh: Mesh) -> None:
-    for pod in (mesh.router, mesh.scheduler, mesh.worker):
+    for pod in (mesh.router, mesh.scheduler, mesh.worker, mesh.edge):
         port = pod.ports[port_number(pod.workload, "metrics")]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             assert b"# TYPE shoal_" in answer.read()
@@ -103,7 +115,7 @@ def test_a_second_worker_joins_and_the_first_one_drains(mesh: Mesh) -> None:
         mesh.worker = second
 
 
-@pytest.mark.parametrize("name", ["scheduler", "router"])
+@pytest.mark.parametrize("name", ["scheduler", "router", "edge"])
 def test_a_further_pod_joins_and_ends_in_order(mesh: Mesh, name: str) -> None:
     first: Pod = getattr(mesh, name)
     pod = mesh.node.pod(first.workload).start()

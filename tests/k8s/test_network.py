@@ -51,6 +51,11 @@ IN: frozenset[Edge] = frozenset(
         *(("monitoring/prometheus", name, 9464) for name in SPEAK_DNS),
     }
 )
+EDGE_TO_ROUTERS: frozenset[Edge] = frozenset({("edge", "router", 50051)})
+EDGE_IN: frozenset[Edge] = frozenset(
+    {("namespaces with shoal-clients=allowed", "edge", 8080), ("monitoring/prometheus", "edge", 9464)}
+)
+"""Of `components/edge`, with `components/edge-network-policy`."""
 OUT: frozenset[Edge] = frozenset(
     {
         *((name, "kube-system/kube-dns", 53) for name in SPEAK_DNS),
@@ -114,10 +119,8 @@ def test_policies_let_through_what_is_used_and_nothing_else(names: tuple[str, ..
 @pytest.mark.parametrize(("names", "more"), [((), frozenset()), (("otel", "edge-otel"), TRACES | {("edge", COLLECTOR, 4317)})])
 def test_an_edge_is_reached_by_clients_and_reaches_routers(names: tuple[str, ...], more: frozenset[Edge]) -> None:
     let_in, let_out = edges(with_components("network-policy", "edge", "edge-network-policy", *names))
-    routers = {("edge", "router", 50051)}
-    clients = {("namespaces with shoal-clients=allowed", "edge", 8080), ("monitoring/prometheus", "edge", 9464)}
-    assert let_in == MESH | IN | routers | clients
-    assert let_out == MESH | OUT | routers | {("edge", "kube-system/kube-dns", 53)} | more
+    assert let_in == MESH | IN | EDGE_TO_ROUTERS | EDGE_IN
+    assert let_out == MESH | OUT | EDGE_TO_ROUTERS | {("edge", "kube-system/kube-dns", 53)} | more
 
 
 def test_a_redis_of_somebody_elses_is_reached_where_it_is() -> None:
@@ -170,7 +173,7 @@ def test_what_is_not_let_through_is_held_up(name: str) -> None:
 def test_the_table_is_what_pods_listen_on_and_call() -> None:
     """Of the manifests: each port but that of probes is reached by somebody, and each address of the settings is an edge."""
     objects = rendered("overlays/gke-l4-spot")
-    reached = {(to, port) for _, to, port in MESH | IN}
+    reached = {(to, port) for _, to, port in MESH | IN | EDGE_IN}
     called: set[Edge] = set()
     for workload in workloads(objects):
         for container in containers(workload):
@@ -183,4 +186,4 @@ def test_the_table_is_what_pods_listen_on_and_call() -> None:
                     selector = {"matchLabels": named(objects, "Service", host)["spec"]["selector"]}
                     called |= {(component(workload), component(one), int(port)) for one in selected(objects, selector)}
     assert reached == set()
-    assert called == MESH
+    assert called == MESH | EDGE_TO_ROUTERS

@@ -65,7 +65,6 @@ GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
             "SHOAL_HTTP_HEADER_SECONDS",
             "SHOAL_HTTP_HOSTS",
             "SHOAL_HTTP_IDLE_SECONDS",
-            "SHOAL_HTTP_IN_FLIGHT_BYTES",
             "SHOAL_HTTP_ORIGINS",
             "SHOAL_LONGEST_DEADLINE_SECONDS",
             "SHOAL_ROUTERS_NAME",

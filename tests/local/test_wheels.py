@@ -127,6 +127,7 @@ def test_a_wheel_installs_one_package_with_its_licence(wheels: list[Path]) -> No
         *(ROOT / "libs").rglob("*.yaml"),
         *(ROOT / "libs").rglob("*.lua"),
         *(ROOT / "services/edge/console/static").rglob("*.*"),
+        *(ROOT / "services/edge/reference/static").rglob("*.*"),
     ]
     assert {f"shoal_mesh/_code/{path.relative_to(ROOT)}" for path in data} <= set(names)
 

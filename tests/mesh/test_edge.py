@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from services.edge.app import running
 from services.edge.settings import Settings
-from services.local.settings import MINILM, free_port
+from services.local.settings import MINILM, free_port, packaged_minilm
 from tests.edge.parts import Http
 from tests.mesh.conftest import RANKED
 from tests.support.cluster import Cluster
@@ -82,7 +82,12 @@ async def test_openai_errors(http: Http) -> None:
 async def test_models(http: Http) -> None:
     await http.post("/v1/embeddings", {"model": MINILM, "input": "a"})
     listed = (await http.get("/v1/models")).json
-    assert MINILM in {entry["id"] for entry in listed["data"]} & {entry["name"] for entry in listed["models"]}
+    assert "models" not in listed
+    (entry,) = (entry for entry in listed["data"] if entry["id"] == MINILM)
+    model = packaged_minilm()
+    assert model is not None
+    written = max(path.stat().st_mtime for path in model.iterdir() if path.is_file())
+    assert entry["created"] == int(written)
     one = (await http.get(f"/v1/models/{MINILM.replace('/', '%2F')}")).json
     assert (one["dims"], one["max_sequence_length"], one["state"]) == ({"dense": 384}, 256, "loaded")
 

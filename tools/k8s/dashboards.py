@@ -149,7 +149,39 @@ HTTP = Dashboard(
     ],
 )  # fmt: skip
 
-DASHBOARDS = {"mesh-overview": MESH, "http": HTTP, "lanes": LANES, "workers": WORKERS, "scaling": SCALING}
+FAILED = 'shoal_requests_total{reason=~"INTERNAL|WORKER_LOST|MODEL_BROKEN|DEADLINE_PASSED|NO_CAPACITY"}'
+SHORT = 'method=~"(.*/)?(Encode|Score)"'
+"""Calls whose latency has an objective."""
+
+
+def failed_share(window: str) -> str:
+    return f"sum(rate({FAILED}[{window}])) / sum(rate(shoal_requests_total[{window}]))"
+
+
+def slow_share(window: str) -> str:
+    fast = f'sum(rate(shoal_request_seconds_bucket{{{SHORT},le="2.0"}}[{window}]))'
+    return f"1 - {fast} / sum(rate(shoal_request_seconds_count{{{SHORT}}}[{window}]))"
+
+
+OBJECTIVES = Dashboard(
+    "shoal-objectives",
+    "Shoal: objectives",
+    [
+        Panel("Error budget used", "percentunit", {"of 30 days": f"({failed_share('30d')}) / 0.001"},
+              "1: all of what 99.9 % leaves."),
+        Panel("Latency budget used", "percentunit", {"of 30 days": f"({slow_share('30d')}) / 0.01"},
+              "1: all of what 99 % within 2 s leaves."),
+        Panel("Error budget burn rate", "short", {window: f"({failed_share(window)}) / 0.001" for window in ("5m", "1h", "6h")},
+              "1 uses the budget in 30 days; alerts fire at 14.4 (1h and 5m) and 6 (6h and 30m)."),
+        Panel("Latency budget burn rate", "short", {window: f"({slow_share(window)}) / 0.01" for window in ("5m", "1h", "6h")},
+              "As for errors."),
+        Panel("Errors by reason", "percentunit", {"{{reason}}": f"sum by (reason) (rate({FAILED}[1h])) "
+              "/ ignoring(reason) group_left sum(rate(shoal_requests_total[1h]))"}, "Of all calls of an hour."),
+        Panel("Slower than 2 s", "percentunit", {"5m": slow_share("5m"), "1h": slow_share("1h")}, "Of Encode and Score."),
+    ],
+)  # fmt: skip
+
+DASHBOARDS = {"mesh-overview": MESH, "objectives": OBJECTIVES, "http": HTTP, "lanes": LANES, "workers": WORKERS, "scaling": SCALING}
 
 
 def render(dashboard: Dashboard) -> str:

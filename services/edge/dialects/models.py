@@ -1,5 +1,6 @@
-"""`GET /v1/models` and `GET /v1/models/{id}` for all dialects at once: openai reads `data`, cohere and sie-sdk read `models`.
-Pure."""
+"""`GET /v1/models` and `GET /v1/models/{id}` for all dialects: clients of OpenAI read `data`, those of Cohere and SIE `models`.
+
+Each client gets the one list that it reads, so that no model appears twice. Pure."""
 
 from __future__ import annotations
 
@@ -33,12 +34,17 @@ _FORMS: Final = {
 _ENDPOINTS: Final = {models_pb2.TASK_ENCODE: "embed", models_pb2.TASK_SCORE: "rerank", models_pb2.TASK_CLASSIFY: "classify"}
 
 
+_READERS_OF_MODELS: Final = ("cohere", "sie-sdk")
+"""How `Received.client` begins for clients that read the list under `models`."""
+
+
 class ModelEntry(msgspec.Struct, kw_only=True):
     """One model, for all dialects: OpenAI's fields, Cohere's (`name`, `endpoints`, `context_length`) and SIE's."""
 
     id: str
     object: Literal["model"]
     created: int
+    """Unix time at which the newest of the model's files was written; 0 while no worker has read them."""
     owned_by: str
     root: str
     """The model that an alias stands for; else the id."""
@@ -57,11 +63,11 @@ class ModelEntry(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """`models` are the same entries again."""
+    """The entries are under `models` for the clients of Cohere and SIE, and under `data` for all others."""
 
     object: Literal["list"]
-    data: list[ModelEntry]
-    models: list[ModelEntry]
+    data: list[ModelEntry] | msgspec.UnsetType = msgspec.UNSET
+    models: list[ModelEntry] | msgspec.UnsetType = msgspec.UNSET
 
 
 def error(problem: Problem) -> Answer:
@@ -91,7 +97,8 @@ def listed(received: Received) -> Question:
     def answer(reply: models_pb2.ListModelsResponse) -> Answer:
         entries = [_entry(model.model, model) for model in reply.models if can_answer(model)]
         entries += _aliased(received.names, {model.model: model for model in reply.models})
-        return Answer(json_of({"object": "list", "data": entries, "models": entries}))
+        key = "models" if received.client.startswith(_READERS_OF_MODELS) else "data"
+        return Answer(json_of({"object": "list", key: entries}))
 
     return Question(LIST_MODELS, models_pb2.ListModelsRequest(), answer)
 
@@ -123,7 +130,7 @@ def _entry(name: str, model: models_pb2.Model, target: Target | None = None) -> 
     return {
         "id": name,
         "object": "model",
-        "created": 0,
+        "created": card.created_unix_seconds,
         "owned_by": "shoal",
         "root": model.model,
         "name": name,

@@ -7,6 +7,7 @@ Names may end in `:latest`, which is left away. Ollama's wire cannot say on whic
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -39,7 +40,9 @@ VERSION: Final = "0.12.0"
 NDJSON: Final = b"application/x-ndjson"
 _LATEST: Final = ":latest"
 LONG_AGO: Final = "1970-01-01T00:00:00Z"
-"""Clients parse the times of models, which nobody here knows."""
+"""Stands where clients parse a time and none is known."""
+_MAX_UNIX_SECONDS: Final = 253_402_300_799
+"""The last second of the year 9999, the last that `datetime` can write."""
 _NEVER: Final = "2318-01-01T00:00:00Z"
 _RESIDENT: Final = models_pb2.MODEL_STATE_RESIDENT
 
@@ -262,7 +265,7 @@ def show(received: Received) -> Question:
             "modelfile": f"FROM {named.model}",
             "parameters": "",
             "template": "",
-            "modified_at": LONG_AGO,
+            "modified_at": _modified_at(card),
             "details": _details(card),
             "model_info": info,
             "capabilities": _capabilities(card),
@@ -323,12 +326,18 @@ def _capabilities(card: models_pb2.ModelCard) -> list[str]:
     return writes + (["embedding"] if card.dimensions else [])
 
 
+def _modified_at(card: models_pb2.ModelCard) -> str:
+    """Return when the model's files were written; `LONG_AGO` while no worker has read them."""
+    seconds = min(card.created_unix_seconds, _MAX_UNIX_SECONDS)
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def _entry(name: str, model: models_pb2.Model) -> dict[str, Any]:
     card = model.card
     return {
         "name": name,
         "model": name,
-        "modified_at": LONG_AGO,
+        "modified_at": _modified_at(card),
         "size": card.bytes,
         "digest": card.revision,
         "details": _details(card),

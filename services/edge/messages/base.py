@@ -119,7 +119,7 @@ def invalid(message: str, field: str) -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A request as it came: its whole body, the part of the path that `{model}` stands for (decoded), and three of its headers.
+    """A request as it came: its whole body, the part of the path that `{model}` stands for (decoded), and some of its headers.
     `vocabulary`: the text of ids of OpenAI's tokenizer, where the edge has it."""
 
     body: bytes
@@ -130,6 +130,8 @@ class Received:
     request_id: str = ""
     json_length: str = ""
     vocabulary: Vocabulary | None = None
+    client: str = ""
+    """The User-Agent, or `sie-sdk`, which has no User-Agent of its own."""
 
     def with_body(self, body: bytes) -> Received:
         """The same request with another body."""

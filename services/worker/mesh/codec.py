@@ -265,6 +265,7 @@ def to_card(card: Card, *, stored_bytes: int = 0, data_type: str = "", tokens_pe
         given_entities=card.given_entities,
         inputs=_inputs(card),
         images=None if card.images is None else _image_input(card.images),
+        created_unix_seconds=max(0, card.created_unix_seconds),
     )
 
 

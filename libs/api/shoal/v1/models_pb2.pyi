@@ -81,7 +81,7 @@ class ImageInput(_message.Message):
     def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ..., short_side: _Optional[int] = ..., patch: _Optional[int] = ..., extra_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., long_side: _Optional[int] = ..., maps: _Optional[int] = ..., text_tokens: _Optional[int] = ...) -> None: ...
 
 class ModelCard(_message.Message):
-    __slots__ = ("model", "revision", "family", "tasks", "representations", "dimensions", "multi_vector_dimensions", "max_tokens", "bytes", "labels", "data_type", "prompts", "tokens_per_byte", "pools", "open_labels", "given_entities", "inputs", "images")
+    __slots__ = ("model", "revision", "family", "tasks", "representations", "dimensions", "multi_vector_dimensions", "max_tokens", "bytes", "labels", "data_type", "prompts", "tokens_per_byte", "pools", "open_labels", "given_entities", "inputs", "images", "created_unix_seconds")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,7 @@ class ModelCard(_message.Message):
     GIVEN_ENTITIES_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
     model: str
     revision: str
     family: str
@@ -118,7 +119,8 @@ class ModelCard(_message.Message):
     given_entities: bool
     inputs: _containers.RepeatedScalarFieldContainer[InputKind]
     images: ImageInput
-    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., family: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[Task, str]]] = ..., representations: _Optional[_Iterable[_Union[_inference_pb2.Representation, str]]] = ..., dimensions: _Optional[int] = ..., multi_vector_dimensions: _Optional[int] = ..., max_tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., data_type: _Optional[str] = ..., prompts: _Optional[_Iterable[str]] = ..., tokens_per_byte: _Optional[float] = ..., pools: _Optional[_Iterable[str]] = ..., open_labels: bool = ..., given_entities: bool = ..., inputs: _Optional[_Iterable[_Union[InputKind, str]]] = ..., images: _Optional[_Union[ImageInput, _Mapping]] = ...) -> None: ...
+    created_unix_seconds: int
+    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., family: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[Task, str]]] = ..., representations: _Optional[_Iterable[_Union[_inference_pb2.Representation, str]]] = ..., dimensions: _Optional[int] = ..., multi_vector_dimensions: _Optional[int] = ..., max_tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., data_type: _Optional[str] = ..., prompts: _Optional[_Iterable[str]] = ..., tokens_per_byte: _Optional[float] = ..., pools: _Optional[_Iterable[str]] = ..., open_labels: bool = ..., given_entities: bool = ..., inputs: _Optional[_Iterable[_Union[InputKind, str]]] = ..., images: _Optional[_Union[ImageInput, _Mapping]] = ..., created_unix_seconds: _Optional[int] = ...) -> None: ...
 
 class ModelPlace(_message.Message):
     __slots__ = ("worker_id", "state", "bytes", "load_seconds", "tokens_per_second", "last_error", "pinned", "downloaded_bytes", "download_bytes", "host_bytes", "adapters", "leaving")

@@ -1,0 +1,5 @@
+"""The page `/docs`: the OpenAPI document, rendered in the browser by RapiDoc, which is served from here. It asks no other host."""
+
+from services.edge.reference.page import reference_answers
+
+__all__ = ["reference_answers"]

@@ -1,0 +1,44 @@
+"""The page `/docs` and its files, read once. Their paths hold a digest of all of them, so that browsers keep them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from services.edge.console.files import POLICY, PROTECTION
+from services.edge.messages.base import Answer, Headers
+
+STATIC: Final = Path(__file__).parent / "static"
+PAGE: Final = "/docs"
+_ASSETS: Final = {
+    "docs.css": b"text/css; charset=utf-8",
+    "docs.js": b"text/javascript; charset=utf-8",
+    "vendor/rapidoc-min.js": b"text/javascript; charset=utf-8",
+}
+_PLACE: Final = b"{assets}"
+"""Where the page names the folder of its assets."""
+_DOCS_POLICY: Final = f"{POLICY}; style-src 'self' 'unsafe-inline'".encode()
+"""The console's policy, with inline styles, which RapiDoc writes. Scripts are the edge's files alone."""
+
+
+def reference_answers(folder: Path = STATIC) -> Mapping[str, Callable[[], Answer]]:
+    """Return the answers of the page and its files, by path."""
+    read = {name: (folder / name).read_bytes() for name in _ASSETS}
+    page = (folder / "index.html").read_bytes()
+    digest = hashlib.sha256(b"\0".join([page, *read.values()])).hexdigest()[:16]
+    # Relative to the page, which a proxy may serve below another path.
+    page = page.replace(_PLACE, f"docs/{digest}".encode())
+    assets = {f"{PAGE}/{digest}/{name}": _asset(content, _ASSETS[name]) for name, content in read.items()}
+    return {PAGE: _answering(page, b"text/html; charset=utf-8", b"no-cache"), **assets}
+
+
+def _asset(content: bytes, kind: bytes) -> Callable[[], Answer]:
+    return _answering(content, kind, b"public, max-age=31536000, immutable")
+
+
+def _answering(content: bytes, kind: bytes, caching: bytes) -> Callable[[], Answer]:
+    protection = dict(PROTECTION) | {b"content-security-policy": _DOCS_POLICY, b"cache-control": caching}
+    headers: Headers = tuple(protection.items())
+    return lambda: Answer(content, 200, kind, headers)
