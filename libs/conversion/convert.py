@@ -128,7 +128,13 @@ def _opened(step: Step, path: Path) -> Iterator[BinaryIO]:
 def _verified(step: Step, source: Path, into: Path, part: Path, report: Mapping[str, object]) -> Converted:
     """The record of a result that was read again: its digest, and its header with every tensor in place. Raises ModelBroken."""
     match report:
-        case {"tensors": int(tensors), "sha256": str(digest), "library": str(library), "left_out": list(left_out), "tied": dict(tied)}:
+        case {
+            "tensors": int(tensors),
+            "sha256": str(digest),
+            "library": str(library),
+            "left_out": list(left_out),
+            "tied": dict(tied),
+        }:
             found = file_sha256(part)
             entries = tensor_entries(into, str(part.relative_to(into)))
             if found != digest or len(entries) != tensors:
@@ -158,7 +164,8 @@ def _verified(step: Step, source: Path, into: Path, part: Path, report: Mapping[
                 tensors=0,
                 left_out=[],
                 tied={},
-                converter=f"shoal {VERSION}, tokenizers {library}, " + ", ".join(f"{count} {name}" for name, count in counts.items()),
+                converter=f"shoal {VERSION}, tokenizers {library}, "
+                + ", ".join(f"{count} {name}" for name, count in counts.items()),
             )
     raise ModelBroken(f"{step.source}: the report of its conversion cannot be read")
 

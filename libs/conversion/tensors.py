@@ -56,6 +56,7 @@ _GLOBAL: Final = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
 _EMBEDDING: Final = re.compile(r"(^|\.)(shared|word_embeddings|embed_tokens|tok_embeddings|wte|word_embedding)\.")
 _TIED: Final = re.compile(r"(^|\.)((encoder|decoder)\.embed_tokens|lm_head|decoder|proj_out|embed_out|output_projection)\.")
 
+
 def _without_data(count: int, dtype: torch.dtype) -> Any:
     """A storage of so many numbers on the meta device, as the machine's constructors take it."""
     untyped = torch.UntypedStorage(count * dtype.itemsize, device="meta")  # type: ignore[no-untyped-call]

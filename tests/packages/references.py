@@ -20,7 +20,7 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 
 from libs.catalog.kinds.scoring.labels import entity_kind
-from tests.generation.served import written
+from tests.generation.checkpoints import written
 from tests.mesh.test_sparse import whole
 
 TEXTS: Final = [
@@ -56,7 +56,8 @@ def compare_tags(client: shoal.Client, model: str, source: Path, served: Path) -
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     names = transformers.AutoConfig.from_pretrained(source).id2label
     changes = 0
-    for text, entities in zip(TEXTS, client.entities(model, TEXTS, aggregation="none", flat=False), strict=True):
+    found_in = client.entities(model, TEXTS, aggregation="none", flat=False)
+    for text, result in zip(TEXTS, found_in, strict=True):
         encoded = tokenizer.encode(text)
         inputs = {
             "input_ids": np.asarray([encoded.ids], np.int64),
@@ -70,7 +71,7 @@ def compare_tags(client: shoal.Client, model: str, source: Path, served: Path) -
             for place, row in enumerate(shares)
             if not encoded.special_tokens_mask[place]
         }
-        found = {(entity.start, entity.end): (entity.label, entity.score) for entity in entities}
+        found = {(entity.start, entity.end): (entity.label, entity.score) for entity in result.entities}
         assert found.keys() == wanted.keys()
         for place, (label, score) in wanted.items():
             assert found[place][0] == label
@@ -112,7 +113,8 @@ def float_session(path: Path) -> Any:
     kept = [node for node in nodes if not node.output or node.output[0] not in instead]
     for node in kept:
         node.input[:] = _followed(node.input, instead)
-    kept += [onnx.helper.make_node("Identity", _followed([out.name], instead), [out.name]) for out in model.graph.output if out.name in instead]
+    outputs = [out.name for out in model.graph.output if out.name in instead]
+    kept += [onnx.helper.make_node("Identity", _followed([name], instead), [name]) for name in outputs]
     del nodes[:]
     nodes.extend(kept)
     options = onnxruntime.SessionOptions()

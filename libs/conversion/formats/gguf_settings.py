@@ -171,7 +171,9 @@ def _tokenizer(layout: Layout) -> str:
             raise Refused("has no unknown token (tokenizer.ggml.unknown_token_id)")
         return from_pieces(_tokenizer_config(layout), Pieces(pieces, BPE, unknown, tokens[unknown], b""))
     if kind != "gpt2":
-        raise Refused(f"has a tokenizer of the sort {str(kind)[:40]!r}; gpt2 (byte-level BPE) and llama (SentencePiece) are converted")
+        raise Refused(
+            f"has a tokenizer of the sort {str(kind)[:40]!r}; gpt2 (byte-level BPE) and llama (SentencePiece) are converted"
+        )
     return _byte_level(layout, tokens)
 
 

@@ -11,6 +11,7 @@ import mmap
 import re
 from collections.abc import Iterator
 from importlib.metadata import version
+from itertools import pairwise
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -65,7 +66,7 @@ def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Pr
     spans = sorted((tensor.begin, tensor.begin + _stored_bytes(tensor), tensor.name) for tensor in layout.tensors)
     if not spans:
         raise Refused("has no tensors")
-    for (_, end, name), (begin, _, other) in zip(spans, spans[1:], strict=False):
+    for (_, end, name), (begin, _, other) in pairwise(spans):
         if begin < end:
             raise Refused(f"has the tensors {name!r} and {other!r} on the same bytes")
     if spans[-1][1] > len(mapping):

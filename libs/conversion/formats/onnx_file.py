@@ -114,7 +114,9 @@ def _parameters(graph: _Graph, mapping: mmap.mmap) -> tuple[dict[str, _Weight], 
                 continue
         if parameter in found:
             raise Refused(f"has two weights for the parameter {parameter[:100]!r}")
-        found[parameter] = _quantised(graph, stored, base, is_transposed, uses, mapping) if is_quantised else _Weight(stored, is_transposed)
+        found[parameter] = (
+            _quantised(graph, stored, base, is_transposed, uses, mapping) if is_quantised else _Weight(stored, is_transposed)
+        )
     return found, left_out
 
 

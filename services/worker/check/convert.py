@@ -17,7 +17,10 @@ from libs.store import write_converted
 
 def convert(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="A model's directory with torch checkpoints, a GGUF or an ONNX file.")
+        Path,
+        typer.Argument(
+            metavar="DIR", exists=True, file_okay=False, help="A model's directory with torch checkpoints, a GGUF or an ONNX file."
+        ),
     ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="The directory to write; default: DIR-safetensors.")
@@ -55,4 +58,8 @@ def _lines(one: Converted) -> list[str]:
         return [f"{one.source}: its settings, tokenizer and chat template, by {one.converter}"]
     tied = [f"  {name}: the same tensor as {equal}, written once" for name, equal in one.tied.items()]
     left_out = [f"  {name}: left out: not a tensor, or one without a name" for name in one.left_out]
-    return [f"{one.source} to {one.output}: {one.tensors:,} tensors, {size(one.output_bytes)}, by {one.converter}", *tied, *left_out]
+    return [
+        f"{one.source} to {one.output}: {one.tensors:,} tensors, {size(one.output_bytes)}, by {one.converter}",
+        *tied,
+        *left_out,
+    ]
