@@ -36,7 +36,7 @@ def write_gguf(path: Path, architecture: str, kind: Type = Type.Q8_0, *, tokeniz
     """A decoder of two layers, whose matrices have the type `kind`."""
     writer = gguf.GGUFWriter(path, architecture)
     heads, groups = _HEADS[architecture]
-    head = WIDTH // heads
+    head = 256 if architecture == "gemma3" else WIDTH // heads  # that of every published gemma3
     numbers = {
         "block_count": _LAYERS,
         "context_length": 128,
@@ -44,7 +44,11 @@ def write_gguf(path: Path, architecture: str, kind: Type = Type.Q8_0, *, tokeniz
         "feed_forward_length": 2 * WIDTH,
         "attention.head_count": heads,
         "attention.head_count_kv": groups,
-        **({"attention.key_length": head, "attention.value_length": head, "attention.sliding_window": 32} if architecture == "gemma3" else {}),
+        **(
+            {"attention.key_length": head, "attention.value_length": head, "attention.sliding_window": 32}
+            if architecture == "gemma3"
+            else {}
+        ),
     }
     for key, number in numbers.items():
         writer.add_uint32(f"{architecture}.{key}", number)

@@ -186,7 +186,11 @@ def test_onnx_weights_of_dynamic_quantisation_become_float32(source: Path) -> No
     found = _written(
         source,
         {f"{base}_quantized": integers, f"{base}_scale": np.float32(0.25), f"{base}_zero_point": np.uint8(5)},
-        [helper.make_node("MatMulInteger", ["x", f"{base}_quantized", "z", f"{base}_zero_point"], ["out"], name="/lin/MatMul_quant")],
+        [
+            helper.make_node(
+                "MatMulInteger", ["x", f"{base}_quantized", "z", f"{base}_zero_point"], ["out"], name="/lin/MatMul_quant"
+            )
+        ],
     )
     np.testing.assert_array_equal(found["lin.weight"], (integers.astype(np.float32) - 5).T * 0.25)
 

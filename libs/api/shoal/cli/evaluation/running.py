@@ -125,9 +125,7 @@ def _scores(query: EncodeResult, documents: EncodeResult) -> npt.NDArray[Any]:
         return np.bincount(rows, wanted[found.indices] * found.data, minlength=len(found))
     mine, theirs = query.multi_vector[0], documents.multi_vector
     best = np.asarray(theirs.values, np.float32) @ np.asarray(mine, np.float32).T
-    return np.asarray(
-        [best[begin:end].max(0, initial=-1).sum() for begin, end in pairwise(theirs.offsets)]
-    )
+    return np.asarray([best[begin:end].max(0, initial=-1).sum() for begin, end in pairwise(theirs.offsets)])
 
 
 def _pairwise(first: EncodeResult, second: EncodeResult) -> Iterator[float]:
