@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import typer
 from scipy.stats import spearmanr
-from sklearn.metrics import ndcg_score
-
 from shoal.cli.evaluation import data, metrics
+from sklearn.metrics import ndcg_score
 
 KEYS = [f"d{number}" for number in range(30)]
 

@@ -62,7 +62,7 @@ def test_gguf_weights_and_settings_are_those_that_transformers_reads(architectur
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_each_type_of_gguf_is_dequantised_as_its_package_does(kind: str, source: Path) -> None:
-    write_gguf(source / "tiny.gguf", "llama", Type[kind])
+    write_gguf(source / "tiny.gguf", "llama", getattr(Type, kind))
     directory, _ = converted(source)
     ours = load_file(directory / "model.safetensors")
     reader = gguf.GGUFReader(source / "tiny.gguf")
@@ -132,7 +132,7 @@ def test_a_hostile_gguf_file_is_refused_by_name(change: Callable[[bytes], bytes]
 def test_several_gguf_files_are_refused(source: Path) -> None:
     (source / "a-Q4.gguf").touch()
     (source / "a-Q8.gguf").touch()
-    with pytest.raises(ModelBroken, match="one of 2 .gguf files; leave one"):
+    with pytest.raises(ModelBroken, match=r"one of 2 \.gguf files; leave one"):
         converted(source)
 
 

@@ -14,7 +14,7 @@ from services.local.settings import MINILM
 from tests.api.test_evaluation import write_beir
 from tests.support.cluster import Cluster
 
-SPARSE_FREE = ("random/bert-embed", "random/bert-late")
+OTHERS = ("random/bert-embed", "random/bert-late")
 
 
 def run(mesh: Cluster, *arguments: str) -> Any:
@@ -42,9 +42,9 @@ def test_a_reranker_is_a_row_of_its_own(mesh: Cluster, tmp_path: Path) -> None:
 def test_models_are_compared_without_labels(mesh: Cluster, tmp_path: Path) -> None:
     write_beir(tmp_path)
     (tmp_path / "qrels" / "test.tsv").unlink()
-    others = [argument for name in SPARSE_FREE for argument in ("--model", name)]
+    others = [argument for name in OTHERS for argument in ("--model", name)]
     rows = run(mesh, str(tmp_path), "--without-labels", "--model", MINILM, *others)
-    assert [row["model"] for row in rows][0] == f"{MINILM} : {SPARSE_FREE[0]}"
+    assert rows[0]["model"] == f"{MINILM} : {OTHERS[0]}"
     assert len(rows) == 3
     assert all(row["overlap@10"] == 1.0 and 0 < row["rank-biased overlap"] <= 1 for row in rows)
 
