@@ -1,7 +1,7 @@
 """Converts the tensors of a GGUF file to safetensors under the names of transformers, dequantised. Runs in the child.
 
 Quantised tensors become float32, which holds their values exactly; F32, F16 and BF16 keep their type. Names and the two changes
-that llama.cpp makes to weights (`convert_hf_to_gguf.py`) are undone: query and key rows of llama are interleaved for its rotary
+that llama.cpp makes to weights when it writes GGUF are undone: query and key rows of llama are interleaved for its rotary
 embedding, and gemma3's norms have 1 added.
 """
 
