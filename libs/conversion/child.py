@@ -23,10 +23,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, BinaryIO, Final
 
-MEMORY_BYTES: Final = {"torch": 256 << 20, "tokenizer": 1 << 30}
+MEMORY_BYTES: Final = {"torch": 256 << 20, "tokenizer": 1 << 30, "gguf": 1 << 30, "gguf_settings": 2 << 30, "onnx": 512 << 20}
 """Of address space, beyond the libraries and the mapping of the source."""
 
 EXTRA_BYTES: Final = 32 << 20
+EXPANSION: Final = {"gguf": 13, "onnx": 4}
+"""How many times the source's bytes a dequantised output may have: 32 bits of each number for 2.6 (Q2_K), or for 8."""
+
 CPU_SECONDS: Final = 60
 BYTES_A_SECOND: Final = 16 << 20
 """Processor time for large files, in addition to CPU_SECONDS. A core copies and digests several hundred MiB in a second."""
@@ -50,7 +53,7 @@ def main() -> None:
         if not size:
             return _say(refused="is empty")
         mapping = mmap.mmap(source_fd, 0, access=mmap.ACCESS_COPY)
-        confine(size, MEMORY_BYTES[kind], highest=highest_descriptor())
+        confine(size, MEMORY_BYTES[kind], highest_descriptor(), size * EXPANSION.get(kind, 1))
         try:
             _say(report=asdict(work(source, mapping, output, Progress())))
         except Refused as error:
@@ -72,6 +75,18 @@ def _work(kind: str) -> Work:
         from libs.conversion import vocabularies
 
         return vocabularies.convert
+    if kind == "gguf":
+        from libs.conversion.formats import gguf_tensors
+
+        return gguf_tensors.convert
+    if kind == "gguf_settings":
+        from libs.conversion.formats import gguf_settings
+
+        return gguf_settings.convert
+    if kind == "onnx":
+        from libs.conversion.formats import onnx_file
+
+        return onnx_file.convert
     raise ValueError(f"no such conversion: {kind}")
 
 
@@ -79,7 +94,7 @@ def highest_descriptor() -> int:
     return max(int(name) for name in os.listdir("/proc/self/fd"))
 
 
-def confine(size: int, memory_bytes: int, highest: int) -> None:
+def confine(size: int, memory_bytes: int, highest: int, output_bytes: int) -> None:
     """Lowers the limits of this process for a source of `size` bytes; `highest`: the highest descriptor in use."""
     with open("/proc/self/statm", encoding="ascii") as statm:
         pages = int(statm.read().split()[0])
@@ -88,7 +103,7 @@ def confine(size: int, memory_bytes: int, highest: int) -> None:
         ("RLIMIT_AS", memory),
         ("RLIMIT_CPU", CPU_SECONDS + size // BYTES_A_SECOND),
         ("RLIMIT_CORE", 0),
-        ("RLIMIT_FSIZE", size + EXTRA_BYTES),
+        ("RLIMIT_FSIZE", output_bytes + EXTRA_BYTES),
         ("RLIMIT_NOFILE", highest + 1),
         ("RLIMIT_NPROC", 0),
     ):

@@ -53,17 +53,17 @@ def convert(root: Path, into: Path, steps: Sequence[Step], on_progress: OnProgre
     Raises ModelBroken naming the file that is refused, and NoCapacity where a retry may help.
     """
     into.mkdir(parents=True, exist_ok=True)
-    done = {one.source: one for one in read_record(into)}
+    done = {one.output: one for one in read_record(into)}
     for step in steps:
         path = locate(root, step.source)
         if path is None:
             raise ModelBroken(f"{step.source}: missing from {root}")
-        before = done.get(step.source)
+        before = done.get(step.output)
         if before is None or not _is_same(before, path, into):
-            done[step.source] = _convert(step, path, into, on_progress)
+            done[step.output] = _convert(step, path, into, on_progress)
             _write_record(into, done.values())
     _write_indexes(into, steps)
-    return tuple(done[step.source] for step in steps)
+    return tuple(done[step.output] for step in steps)
 
 
 def read_record(directory: Path) -> tuple[Converted, ...]:
@@ -128,7 +128,13 @@ def _opened(step: Step, path: Path) -> Iterator[BinaryIO]:
 def _verified(step: Step, source: Path, into: Path, part: Path, report: Mapping[str, object]) -> Converted:
     """The record of a result that was read again: its digest, and its header with every tensor in place. Raises ModelBroken."""
     match report:
-        case {"tensors": int(tensors), "sha256": str(digest), "torch": str(torch), "left_out": list(left_out), "tied": dict(tied)}:
+        case {
+            "tensors": int(tensors),
+            "sha256": str(digest),
+            "library": str(library),
+            "left_out": list(left_out),
+            "tied": dict(tied),
+        }:
             found = file_sha256(part)
             entries = tensor_entries(into, str(part.relative_to(into)))
             if found != digest or len(entries) != tensors:
@@ -143,9 +149,9 @@ def _verified(step: Step, source: Path, into: Path, part: Path, report: Mapping[
                 tensors=tensors,
                 left_out=[str(name) for name in left_out],
                 tied={str(name): str(equal) for name, equal in tied.items()},
-                converter=f"shoal {VERSION}, torch {torch}",
+                converter=f"shoal {VERSION}, {library}",
             )
-        case {"sha256": str(digest), "tokens": int(tokens), "tokenizers": str(library)}:
+        case {"sha256": str(digest), "tokenizers": str(library), **counts}:
             if file_sha256(part) != digest:
                 raise ModelBroken(f"{step.source}: its conversion was not written as it was computed: the disk may be faulty")
             return Converted(
@@ -158,7 +164,8 @@ def _verified(step: Step, source: Path, into: Path, part: Path, report: Mapping[
                 tensors=0,
                 left_out=[],
                 tied={},
-                converter=f"shoal {VERSION}, tokenizers {library}, {tokens} tokens",
+                converter=f"shoal {VERSION}, tokenizers {library}, "
+                + ", ".join(f"{count} {name}" for name, count in counts.items()),
             )
     raise ModelBroken(f"{step.source}: the report of its conversion cannot be read")
 

@@ -13,7 +13,7 @@ from libs.errors import ModelBroken
 TorchCheckpoints = Literal["convert", "refuse"]
 """SHOAL_TORCH_CHECKPOINTS: what is done about weights that are published in torch's own formats alone."""
 
-Kind = Literal["torch", "tokenizer"]
+Kind = Literal["torch", "tokenizer", "gguf", "gguf_settings", "onnx"]
 """A sort of conversion; `child.py` has a function for each."""
 
 WORDPIECE_FILE: Final = "vocab.txt"
@@ -25,6 +25,12 @@ VOCABULARY_FILES: Final = (
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
 )
 """All files of a folder that decide about its tokenizer."""
+
+FOREIGN: Final = (".gguf", ".onnx")
+"""Endings of weights that `shoal models convert` converts, and that are not converted when a model is fetched."""
+
+GGUF_SETTINGS: Final = "gguf_settings.json"
+"""The files that a GGUF file says the settings of, as one JSON object by name; unpacked and deleted."""
 
 BASE_FOLDER: Final = "base_model"
 """The files of the base model that a GLiNER directory needs."""
@@ -123,6 +129,22 @@ def steps_of(paths: Iterable[str]) -> tuple[Step, ...]:
         if (name := vocabulary_of(names))
     ]
     return (*(Step("torch", path, _output(path)) for path in found if is_torch(path)), *tokenizers)
+
+
+def foreign_steps(paths: Collection[str]) -> tuple[Step, ...]:
+    """The conversion of the GGUF or ONNX file of a directory, of the paths of its files; empty if it has neither.
+
+    Raises ModelBroken if there are several, because they are most likely the same weights in other types.
+    """
+    for ending in FOREIGN:
+        found = sorted(path for path in paths if path.endswith(ending) and path.count("/") <= path.startswith("onnx/"))
+        if len(found) > 1:
+            raise ModelBroken(f"{found[0]}: one of {len(found)} {ending} files; leave one of them in the directory")
+        if found and ending == ".gguf":
+            return (Step("gguf", found[0], "model.safetensors"), Step("gguf_settings", found[0], GGUF_SETTINGS))
+        if found:
+            return (Step("onnx", found[0], "model.safetensors"),)
+    return ()
 
 
 def vocabulary_of(names: Collection[str]) -> str:

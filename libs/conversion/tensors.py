@@ -17,7 +17,7 @@ import os
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, BinaryIO, Final
@@ -26,6 +26,7 @@ import torch
 from torch import _weights_only_unpickler as machine
 
 from libs.conversion.archive import BoundedReader, Refused, Span, format_of, legacy_storages, read_archive
+from libs.conversion.writing import Progress, Report
 
 MAX_TENSORS: Final = 20_000
 MAX_AXES: Final = 8
@@ -54,20 +55,6 @@ _DTYPES: Final = {
 _GLOBAL: Final = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
 _EMBEDDING: Final = re.compile(r"(^|\.)(shared|word_embeddings|embed_tokens|tok_embeddings|wte|word_embedding)\.")
 _TIED: Final = re.compile(r"(^|\.)((encoder|decoder)\.embed_tokens|lm_head|decoder|proj_out|embed_out|output_projection)\.")
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes that are written, and those of the whole output."""
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The result of a conversion. `left_out`: entries that are no tensors. `tied`: a name that is not written, and its equal."""
-
-    tensors: int
-    sha256: str
-    torch: str
-    left_out: tuple[str, ...]
-    tied: Mapping[str, str]
 
 
 def _without_data(count: int, dtype: torch.dtype) -> Any:
@@ -144,7 +131,7 @@ def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Pr
     if total > limit:
         raise Refused(f"has tensors of {total:,} bytes in all, which overlap: the file has {limit - MAX_EXTRA_BYTES:,}")
     digest = _write(kept, _Source(source, mapping), output, progress)
-    return Report(len(kept), digest, torch.__version__, left_out, tied)
+    return Report(len(kept), digest, f"torch {torch.__version__}", left_out, tied)
 
 
 def _load_zip(source: BinaryIO, storages: _Storages) -> tuple[object, Mapping[str, Span]]:

@@ -25,7 +25,9 @@ _SETTINGS_FILES: Final = ("tokenizer_config.json", "special_tokens_map.json", "a
 _SPACE: Final = "▁"
 _SLOTS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_TOKENS: Final = 1 << 20
-_QWEN2: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2_SPLIT: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 _BERT: Final = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
 _ROBERTA: Final = {
@@ -135,6 +137,16 @@ def tokenizer_json(files: Mapping[str, bytes]) -> str:
         if not name:
             raise Refused(f"no vocabulary: neither {WORDPIECE_FILE}, nor {' with '.join(BPE_FILES)}, nor a SentencePiece model")
         tokenizer = _sentencepiece(settings, read_pieces(files[name]))
+    return _finished(tokenizer, settings)
+
+
+def from_pieces(values: Mapping[str, Any], pieces: Pieces) -> str:
+    """Return the tokenizer.json of a SentencePiece vocabulary; `values`: what tokenizer_config.json says. Raises Refused."""
+    settings = _Settings.read({"tokenizer_config.json": json.dumps(values).encode()})
+    return _finished(_sentencepiece(settings, pieces), settings)
+
+
+def _finished(tokenizer: Tokenizer, settings: _Settings) -> str:
     _add_tokens(tokenizer, settings)
     tokenizer.post_processor = _post_processor(tokenizer, settings)
     made: str = tokenizer.to_str()
@@ -218,7 +230,7 @@ def _byte_level(settings: _Settings, vocabulary: bytes, merges: bytes) -> Tokeni
     has_space = settings.flag("add_prefix_space", False)
     if settings.name == "Qwen2":
         tokenizer.normalizer = normalizers.NFC()
-        split = pre_tokenizers.Split(Regex(_QWEN2), behavior="isolated", invert=False)
+        split = pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated", invert=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(has_space, use_regex=False)])
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=has_space)

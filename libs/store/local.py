@@ -10,6 +10,7 @@ count against the disk budget and are evicted as models are.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import re
@@ -17,17 +18,18 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
 from libs.catalog.checkpoint.files import locate
-from libs.conversion import Converted, TorchCheckpoints, convert, steps_of
+from libs.conversion import Converted, Step, TorchCheckpoints, convert, steps_of
 from libs.conversion.convert import OnProgress
-from libs.conversion.plan import is_torch, vocabulary_of
+from libs.conversion.plan import GGUF_SETTINGS, foreign_steps, is_torch, vocabulary_of
 from libs.errors import InvalidInput, ModelBroken, NoCapacity
 from libs.store.cache import Cache, Copy, Listing
-from libs.store.select import select
+from libs.store.select import is_root_text, select
 from libs.store.source import Progress, RemoteFile
 from libs.telemetry.logs import fields
 
@@ -152,8 +154,8 @@ class LocalCopies:
 
 
 def write_converted(directory: Path, output: Path, on_progress: OnProgress) -> tuple[Converted, ...]:
-    """Writes a copy of a model's directory whose torch checkpoints are converted; `output` must not be there. Returns the
-    conversions: none, and nothing is written, if its weights are safetensors.
+    """Writes a copy of a model's directory whose torch checkpoints, GGUF or ONNX file are converted; `output` must not be there.
+    Returns the conversions: none, and nothing is written, if its weights are safetensors.
 
     Raises ModelBroken naming a file that cannot be converted, InvalidInput if `output` is there, NoCapacity where it cannot be
     written.
@@ -161,8 +163,13 @@ def write_converted(directory: Path, output: Path, on_progress: OnProgress) -> t
     if output.exists():
         raise InvalidInput(f"{output} is there already: name a directory that is not", field="output")
     found = _read(directory)
-    files = select(directory.resolve().name, found, is_adapter=False)
-    steps = steps_of(file.path for file in files)
+    steps = _foreign(found)
+    if steps:
+        files = tuple(file for file in found.files if is_root_text(file))
+        steps = (*steps, *steps_of(file.path for file in files if steps[0].kind != "gguf"))
+    else:
+        files = select(directory.resolve().name, found, is_adapter=False)
+        steps = steps_of(file.path for file in files)
     if not steps:
         return ()
     sources = {step.source for step in steps}
@@ -176,10 +183,40 @@ def write_converted(directory: Path, output: Path, on_progress: OnProgress) -> t
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(found.locate(file), target)
             done = convert(found.path, made, steps, on_progress)
+            _unpack_settings(made)
             made.rename(output)
     except OSError as error:
         raise NoCapacity(f"{output} cannot be written: {error.strerror}") from error
     return done
+
+
+def _foreign(found: _Directory) -> tuple[Step, ...]:
+    """The conversion of a directory that has its weights only as GGUF or ONNX; empty for others. Raises ModelBroken."""
+    paths = [file.path for file in found.files]
+    if any(path.endswith(".safetensors") or is_torch(path) for path in paths):
+        return ()
+    steps = foreign_steps(paths)
+    if not steps:
+        return ()
+    if steps[0].kind == "gguf" and find_spec("gguf") is None:
+        raise ModelBroken(f"{steps[0].source}: needs the gguf package: pip install 'shoal-mesh[gguf]'")
+    if steps[0].kind == "onnx" and "config.json" not in paths:
+        raise ModelBroken(
+            f"{steps[0].source}: config.json is missing beside it; an ONNX file does not say which model of transformers it is of"
+        )
+    return steps
+
+
+def _unpack_settings(made: Path) -> None:
+    """Write the files that a GGUF file says the settings of; those that the directory has stay."""
+    bundle = made / GGUF_SETTINGS
+    if not bundle.is_file():
+        return
+    for name, text in json.loads(bundle.read_bytes()).items():
+        target = made / Path(name).name
+        if not target.exists():
+            target.write_text(text, encoding="utf-8")
+    bundle.unlink()
 
 
 @dataclass(frozen=True, slots=True)

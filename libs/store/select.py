@@ -15,7 +15,7 @@ from libs.catalog.checkpoint.files import Config
 from libs.catalog.kinds.extraction import gliner, gliner2, glirel
 from libs.catalog.kinds.scoring import laya
 from libs.catalog.kinds.vision import images
-from libs.conversion.plan import BASE_FOLDER, TorchCheckpoints, beside, is_beside, torch_weights
+from libs.conversion.plan import BASE_FOLDER, FOREIGN, TorchCheckpoints, beside, is_beside, torch_weights
 from libs.errors import ModelBroken
 from libs.store.source import Remote, RemoteFile
 
@@ -53,6 +53,8 @@ _OTHERS: Final = (".pkl", ".pickle", ".msgpack", ".h5", ".onnx", ".gguf")
 """Endings of weights in formats that are not converted."""
 
 _MAX_LIST_BYTES: Final = 1_000_000
+_MAX_README_BYTES: Final = 64 << 10
+_BASE_MODEL: Final = re.compile(r"^base_model:\s*(?:-\s*)?[\"']?([\w.-]+/[\w.-]+)", re.MULTILINE)
 
 
 def select(
@@ -69,6 +71,7 @@ def select(
     if adapter.FILE in by_path and not any(name in by_path for name in adapter.MODEL_WEIGHTS):
         return _adapter_files(model, remote, by_path, is_adapter=is_adapter, can_convert=can_convert)
     if not any(name in by_path for name in CONFIGS):
+        _refuse_foreign(model, remote, [path for path in by_path if path.endswith(".gguf")])
         raise ModelBroken(f"config.json: missing from {model} in {remote.origin}")
     folders = _module_folders(remote, by_path)
     safe = [file for file in remote.files if _folder(file) in folders and _is_weights(file)]
@@ -172,12 +175,42 @@ def _torch_files(
     if main and not can_convert:
         raise _refused(model, remote, _inside(folder, main[0]))
     others = sorted(name for name in names if name.endswith(_OTHERS))
+    if not folder and not main and not has_weights:
+        _refuse_foreign(model, remote, [path for path in by_path if path.endswith(FOREIGN)])
     if others and not main and not has_weights:
         raise ModelBroken(
             f"{_inside(folder, others[0])}: {model} has these weights in {remote.origin} in a format that is not read; safetensors "
             "and torch checkpoints are"
         )
     return [by_path[_inside(folder, name)] for name in (*main, *(more if can_convert else ()))]
+
+
+def _refuse_foreign(model: str, remote: Remote, paths: Sequence[str]) -> None:
+    """Raise ModelBroken with what to use instead for a repository whose weights are in GGUF or ONNX files alone."""
+    if not paths:
+        return
+    name = PurePosixPath(min(paths))
+    base = _base_model(remote)
+    instead = f"its base model {base!r}, if that is published as safetensors" if base else "the repository that it was made from"
+    raise ModelBroken(
+        f"{name}: {model} has its weights in {remote.origin} only as {name.suffix[1:].upper()}. Use {instead}; or download it, run "
+        "`shoal models convert DIR`, and put the result into a folder of SHOAL_MODELS"
+    )
+
+
+def _base_model(remote: Remote) -> str:
+    """The model that the repository's README says it was made from; empty if it says none."""
+    readme = next((file for file in remote.files if file.path == "README.md"), None)
+    if readme is None:
+        return ""
+    text = remote.read(readme, 0, min(readme.size, _MAX_README_BYTES)).decode("utf-8", "replace")
+    found = _BASE_MODEL.search(text.split("\n---", 1)[0])
+    return found[1] if found else ""
+
+
+def is_root_text(file: RemoteFile) -> bool:
+    """Whether a file is a setting or a vocabulary of the root."""
+    return not _folder(file) and _is_text(file)
 
 
 def _refused(model: str, remote: Remote, path: str) -> ModelBroken:

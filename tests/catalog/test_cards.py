@@ -32,7 +32,7 @@ pinned: true
 max_tokens: 77
 memory_bytes: 1000000
 detect: {kind: dense, pooling: cls, normalize: true, lowercase: true, score_activation: sigmoid}
-about: {family: bert, kind: dense, note: a test, ran: true, missing: a file}
+about: {family: bert, kind: dense, note: a test, ran: "hub, 2026-11-26", missing: a file}
 """
 
 

@@ -35,6 +35,13 @@ class FakeRemote:
         return None
 
 
+class TextRemote(FakeRemote):
+    """The same with files that are texts."""
+
+    def read(self, file: RemoteFile, start: int, end: int) -> bytes:
+        return str(self.contents[file.path]).encode()[start:end]
+
+
 def wanted(contents: Mapping[str, object], *others: str) -> list[str]:
     return [file.path for file in select("org/model", FakeRemote(contents, others))]
 
@@ -144,9 +151,31 @@ def test_one_torch_file_of_any_name_is_the_weights_and_several_are_refused() -> 
 
 
 def test_weights_in_other_formats_are_refused_by_name() -> None:
-    for name in ("flax_model.msgpack", "tf_model.h5", "model.pkl", "model.gguf"):
+    for name in ("flax_model.msgpack", "tf_model.h5", "model.pkl"):
         with pytest.raises(ModelBroken, match=rf"{name}: .*in a format that is not read"):
             wanted({}, "config.json", name)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (
+            ["a-Q4_K_M.gguf", "a-Q8_0.gguf"],
+            r"a-Q4_K_M\.gguf: .* only as GGUF\. Use the repository that it was made from; or .*convert DIR",
+        ),
+        (["config.json", "model.gguf"], r"model\.gguf: .* only as GGUF"),
+        (["config.json", "onnx/model.onnx"], r"model\.onnx: .* only as ONNX"),
+    ],
+)
+def test_gguf_and_onnx_alone_are_refused_with_what_to_use_instead(names: list[str], said: str) -> None:
+    with pytest.raises(ModelBroken, match=said):
+        wanted({}, *names)
+
+
+def test_the_base_model_of_the_readme_is_named_instead_of_gguf() -> None:
+    readme = "---\nlicense: mit\nbase_model:\n- org/base-model\n---\nbase_model: other/one\n"
+    with pytest.raises(ModelBroken, match="Use its base model 'org/base-model'"):
+        select("org/model", TextRemote({"README.md": readme}, ["a.gguf"]))
 
 
 def test_of_an_adapter_its_own_two_files() -> None:

