@@ -132,7 +132,7 @@ def test_the_overlay_that_the_guide_writes_can_be_built(cloud: str, tmp_path: Pa
     (written,) = re.findall(r"mesh/kustomization.yaml <<END\n(.*?)END\n", guide, re.DOTALL)
     known = {"REGISTRY": "registry.mine/shoal", "TAG": "1234567", "STORE": "s3://mine"}
     document = yaml.safe_load(re.sub(r"\$(\w+)", lambda match: known[match[1]], written))
-    places = {key: [one.removeprefix("../k8s/") for one in document[key]] for key in ("resources", "components")}
+    places = {key: [one.removeprefix("../k8s/") for one in document[key]] for key in ("resources",)}
     objects = build(tmp_path, **document | places)
     assert {
         container["image"] for one in workloads(objects) for container in containers(one) if "valkey" not in container["image"]

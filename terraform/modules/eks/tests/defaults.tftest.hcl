@@ -102,7 +102,7 @@ run "storage" {
     error_message = "Nobody reads it without TLS."
   }
   assert {
-    condition     = toset([for repository in aws_ecr_repository.this : repository.name]) == toset(["shoal/router", "shoal/scheduler", "shoal/worker-cpu", "shoal/worker-cuda"])
+    condition     = toset([for repository in aws_ecr_repository.this : repository.name]) == toset(["shoal/edge", "shoal/router", "shoal/scheduler", "shoal/worker-cpu", "shoal/worker-cuda"])
     error_message = "One repository for each image."
   }
   assert {
