@@ -140,8 +140,8 @@ def _pairwise(first: EncodeResult, second: EncodeResult) -> Iterator[float]:
             scale = float(np.linalg.norm(weights) * np.linalg.norm(theirs))
             yield float(weights[mine] @ theirs[yours]) / max(scale, 1e-12)
     else:
-        for mine, yours in zip(first.multi_vector, second.multi_vector, strict=True):
-            yield float((mine @ yours.T).max(1, initial=-1).mean())
+        for tokens, other_tokens in zip(first.multi_vector, second.multi_vector, strict=True):
+            yield float((tokens @ other_tokens.T).max(1, initial=-1).mean())
 
 
 def _form(result: EncodeResult) -> str:
@@ -159,5 +159,5 @@ def _rows(result: EncodeResult) -> npt.NDArray[Any]:
 
 def _bytes(client: Client, model: str) -> int:
     """The memory of the model on the worker where it takes most; 0 if no worker reports it."""
-    found = [one for one in client.models.list() if one.card.model == model.partition("@")[0]]
+    found = [one for one in client.models.list() if one.card is not None and one.card.model == model.partition("@")[0]]
     return max((place.bytes for one in found for place in one.places), default=0)
