@@ -191,7 +191,7 @@ class Application:
             metadata = metadata_of(headers, exchange.request_id, certificate, self._trust)
             payer = exchange.payer = self.intake.payer(address_of(scope), metadata)
             # The head as it arrived, and as text: both are kept while the body arrives.
-            await payer.take_head(2 * _head_bytes(scope))
+            await payer.take_head(2 * head_bytes(scope))
             metadata += trace_of(headers, traces.traceparent_of(exchange.span))
             seconds = seconds_of(headers, self._bounds.deadline_seconds, self._bounds.longest_deadline_seconds)
             deadline = time.monotonic() + seconds
@@ -259,7 +259,7 @@ def _serialised(step: Question | Stream | Answer) -> tuple[Question | Stream | A
     return step, b"" if isinstance(step, Answer) else step.message.SerializeToString()
 
 
-def _head_bytes(scope: Scope) -> int:
+def head_bytes(scope: Scope) -> int:
     """Return the bytes of the request's path, query and headers."""
     return len(scope["path"]) + len(scope["query_string"]) + sum(len(name) + len(value) for name, value in scope["headers"])
 

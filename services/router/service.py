@@ -229,8 +229,8 @@ def _price(request: _Request, check: _Check[_Request], moment: Moment, *, whole:
     refuse_pool(request.pool, moment.routes, snapshot)
     control.refuse_broken(moment.lane, snapshot)
     costs, repeated = control.price(sizes, card, request.truncation)
-    if whole and isinstance(request, pb.EncodeRequest):
-        answers.check_encoded(request, card, costs)
+    if isinstance(request, pb.EncodeRequest):
+        answers.check_encoded(request, card, costs, is_streamed=not whole)
     return _Price(costs, repeated, sizes.read)
 
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -357,6 +357,23 @@ async def test_one_watch_for_all_pages() -> None:
         async with Page(http) as four:
             assert (await four.next())["events"]
         assert fake.most_watchers == 1
+
+
+async def test_heads_of_open_pages_count_as_memory_in_flight() -> None:
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(console(busy(), body_bytes=2000, in_flight_bytes=1 << 20))
+        pages = [await stack.enter_async_context(Page(http, x_large="a" * 30_000)) for _ in range(32)]
+        opened = [page for page in pages if page.status == 200]
+        assert opened
+        assert {page.status for page in pages[len(opened) :]} == {429}
+        assert 60_000 * len(opened) < 1 << 20
+        opened[0]._writer.close()
+
+        async def has_room() -> bool:
+            async with Page(http, x_large="a" * 30_000) as page:
+                return page.status == 200
+
+        await until(has_room)
 
 
 async def test_the_watch_goes_on_in_the_name_of_another_page_and_ends_with_the_last() -> None:

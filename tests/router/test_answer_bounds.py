@@ -80,20 +80,28 @@ def test_dense_vectors_beyond_one_answer_are_refused_with_what_to_do(
 ) -> None:
     request = pb.EncodeRequest(items=[pb.Item(text="a")] * (allowed + 1), data_type=data_type, dimensions=dimensions)
     with pytest.raises(InvalidInput, match="call EncodeStream") as caught:
-        answers.check_encoded(request, vectors_card(), [1] * (allowed + 1))
+        answers.check_encoded(request, vectors_card(), [1] * (allowed + 1), is_streamed=False)
     found = re.search(r"send about ([\d,]+) items", caught.value.message)
     assert found is not None
     assert int(found[1].replace(",", "")) == allowed
     del request.items[allowed:]
-    answers.check_encoded(request, vectors_card(), [1] * allowed)
+    answers.check_encoded(request, vectors_card(), [1] * allowed, is_streamed=False)
 
 
 def test_multi_vectors_beyond_one_answer_are_refused_unless_they_are_pooled() -> None:
     request = pb.EncodeRequest(items=[pb.Item(text="a")] * 20, representations=[pb.REPRESENTATION_MULTI_VECTOR])
     with pytest.raises(InvalidInput, match="call EncodeStream"):
-        answers.check_encoded(request, vectors_card(), [400] * 20)
+        answers.check_encoded(request, vectors_card(), [400] * 20, is_streamed=False)
     request.pooling_factor = 4
-    answers.check_encoded(request, vectors_card(), [400] * 20)
+    answers.check_encoded(request, vectors_card(), [400] * 20, is_streamed=False)
+
+
+def test_a_stream_of_more_vectors_than_its_bound_is_refused() -> None:
+    request = pb.EncodeRequest(items=[pb.Item(text="a")] * 600, representations=[pb.REPRESENTATION_MULTI_VECTOR])
+    answers.check_encoded(request, vectors_card(), [400] * 600, is_streamed=True)
+    with pytest.raises(InvalidInput, match=r"send about 5[0-9][0-9] items") as caught:
+        answers.check_encoded(request, vectors_card(), [500] * 600, is_streamed=True)
+    assert "EncodeStream" not in caught.value.message
 
 
 async def test_a_router_refuses_large_vectors_in_one_answer_and_streams_them(redis_url: str, redis: Redis) -> None:

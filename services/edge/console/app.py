@@ -27,13 +27,13 @@ from shoal.version import VERSION
 from libs.serving.calls.call import new_request_id
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
-from services.edge.asgi import Receive, Scope, Send, State, address_of
+from services.edge.asgi import Receive, Scope, Send, State, address_of, head_bytes
 from services.edge.console.access import check_host, check_json, check_page, name_of
 from services.edge.console.board import model_content
 from services.edge.console.files import ASSETS, PROTECTION, Files
 from services.edge.console.hub import Hub
 from services.edge.credentials import Trust, headers_of, metadata_of
-from services.edge.intake.reading import Intake
+from services.edge.intake.reading import Intake, Payer
 from services.edge.messages.base import Answer, Problem, json_of, retry_headers
 from services.edge.routers import Routers
 
@@ -114,10 +114,16 @@ class Console:
             found = self._files.get(path, headers) if method in ("GET", "HEAD") else None
             if found is not None:
                 await self._send(send, route, found)
-            elif path == _EVENTS and method == "GET":
-                await self._stream(headers, send, connection)
-            elif path == _ACT and method == "POST":
-                await self._send(send, route, await self._act(address_of(scope), headers, receive, connection))
+            elif (method, path) in (("GET", _EVENTS), ("POST", _ACT)):
+                check_page(headers, self._origins)
+                metadata = self._metadata(headers, connection)
+                with closing(self._intake.payer(address_of(scope), metadata)) as payer:
+                    # The head as it arrived, and as text: both are kept for as long as the page is open.
+                    await payer.take_head(2 * head_bytes(scope))
+                    if path == _EVENTS:
+                        await self._stream(metadata, send)
+                    else:
+                        await self._send(send, route, await self._act(headers, metadata, payer, receive, connection))
             elif path.startswith(ASSETS):
                 raise Problem("NO_SUCH_ROUTE", "this file is of another version of the console: load the page again")
             else:
@@ -130,10 +136,8 @@ class Console:
             log.exception("request of the console failed", extra=fields({"route": route}))
             await self._send(send, route, _told(Problem("INTERNAL", "unexpected error; the edge's log has it")))
 
-    async def _stream(self, headers: dict[str, str], send: Send, connection: Any) -> None:
-        """Raises Problem and ShoalError before the first byte; after it, tells them as an event."""
-        check_page(headers, self._origins)
-        metadata = self._metadata(headers, connection)
+    async def _stream(self, metadata: Metadata, send: Send) -> None:
+        """Send the mesh and its changes. Raises Problem and ShoalError before the first byte; sends them as an event after it."""
         has_begun = False
         try:
             async with aclosing(self.hub.events(metadata, self._about)) as events:  # type: ignore[type-var]
@@ -151,15 +155,12 @@ class Console:
             await send({"type": "http.response.body", "body": b"event: refused\ndata: " + told + b"\n\n", "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _act(self, address: str, headers: dict[str, str], receive: Receive, connection: Any) -> Answer:
+    async def _act(self, headers: dict[str, str], metadata: Metadata, payer: Payer, receive: Receive, connection: Any) -> Answer:
         """Raises Problem and ShoalError."""
-        check_page(headers, self._origins)
         check_json(headers)
-        metadata = self._metadata(headers, connection)
         is_whole = connection is not None and connection.is_whole
-        with closing(self._intake.payer(address, metadata)) as payer:
-            body = await self._intake.body(receive, headers, payer, is_whole=is_whole, limit=MOST_BYTES)
-            await self._intake.admit(body, payer, is_msgpack=False)
+        body = await self._intake.body(receive, headers, payer, is_whole=is_whole, limit=MOST_BYTES)
+        await self._intake.admit(body, payer, is_msgpack=False)
         try:
             action = msgspec.json.decode(body, type=Action)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:

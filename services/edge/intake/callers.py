@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +15,7 @@ from shoal.errors import ShoalError
 from shoal.transport.wire import Metadata
 
 from libs.serving.calls.call import REQUEST_ID_HEADER, new_request_id
+from services.edge.intake.budget import ADDRESS_SHARE, network_of
 from services.edge.messages.base import Problem
 
 FRESH_SECONDS: Final = 5.0
@@ -24,7 +27,7 @@ MAX_CALLERS: Final = 10_000
 MAX_REFUSED_CALLERS: Final = 1000
 """Refused callers have a table apart, so that made-up credentials evict no accepted caller."""
 MAX_LOOKUPS: Final = 256
-"""The most questions to routers at a time."""
+"""The most questions to routers at a time. One address may have ADDRESS_SHARE times as many as are still free."""
 _REFUSALS: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED", "INVALID_ARGUMENT")
 
 Ask = Callable[[Metadata], Awaitable[str]]
@@ -49,38 +52,57 @@ class Callers:
         self._known: dict[bytes, _Known] = {}
         self._refused: dict[bytes, _Known] = {}
         self._asking: dict[bytes, asyncio.Task[_Known]] = {}
+        # Those questions by the network of the peer that caused them.
+        self._networks: Counter[str] = Counter()
 
     def knows(self, metadata: Metadata) -> bool:
         """Return whether `tenant` has the tenant of a caller without waiting for a router."""
         known = self._known.get(_digest(metadata))
         return known is not None and self._clock() - known.at < KEPT_SECONDS
 
-    async def tenant(self, metadata: Metadata, *, is_accepted: bool = False) -> str:
-        """The tenant of a caller, by its credential and the tenant that it names. Raises Problem for one that is refused, or if no
-        router answers. Questions about one caller are asked once. `is_accepted`: a router has answered the caller's request, so
-        that MAX_LOOKUPS does not hold for it."""
+    async def tenant(self, metadata: Metadata, address: str = "", *, is_accepted: bool = False) -> str:
+        """Return the tenant of a caller, by its credential and the tenant that it names. Ask once for requests of one caller.
+
+        Args:
+            metadata: of the caller's request.
+            address: of the peer; empty if it is unknown.
+            is_accepted: whether a router has answered the request, so that MAX_LOOKUPS does not hold for it.
+
+        Raises Problem for a caller that is refused, if no router answers, or if too many callers are being identified.
+        """
         key = _digest(metadata)
         known = self._known.get(key) or self._refused.get(key)
         age = self._clock() - known.at if known is not None else KEPT_SECONDS
         if known is None or age >= (REFUSED_SECONDS if known.refusal is not None else KEPT_SECONDS):
             # The question is another caller's, too: it goes on if this one leaves.
-            known = await asyncio.shield(self._question(key, metadata, is_accepted))
-        elif age >= FRESH_SECONDS and len(self._asking) < MAX_LOOKUPS:
-            self._question(key, metadata, is_accepted)
+            known = await asyncio.shield(self._question(key, metadata, network_of(address), is_accepted))
+        elif age >= FRESH_SECONDS:
+            with suppress(Problem):  # What is known holds until the caller can be asked about again.
+                self._question(key, metadata, network_of(address), is_accepted)
         if known.refusal is not None:
             refusal = known.refusal
             raise Problem(refusal.reason, refusal.message, field=refusal.field, retry_after=refusal.retry_after)
         return known.tenant
 
-    def _question(self, key: bytes, metadata: Metadata, is_accepted: bool) -> asyncio.Task[_Known]:
+    def _question(self, key: bytes, metadata: Metadata, network: str, is_accepted: bool) -> asyncio.Task[_Known]:
         task = self._asking.get(key)
         if task is None:
-            if len(self._asking) >= MAX_LOOKUPS and not is_accepted:
-                raise Problem("QUEUE_FULL", "too many callers are being identified at once: try again later", retry_after=1.0)
-            task = self._asking[key] = asyncio.create_task(self._answer(key, metadata))
+            if not is_accepted:
+                self._check_lookups(network)
+            self._networks[network] += 1
+            task = self._asking[key] = asyncio.create_task(self._answer(key, metadata, network))
         return task
 
-    async def _answer(self, key: bytes, metadata: Metadata) -> _Known:
+    def _check_lookups(self, network: str) -> None:
+        """Raise Problem if no more callers may be identified at once, or none of this network."""
+        free = MAX_LOOKUPS - len(self._asking)
+        if free <= 0:
+            raise Problem("QUEUE_FULL", "too many callers are being identified at once: try again later", retry_after=1.0)
+        if self._networks[network] >= free * ADDRESS_SHARE:
+            message = "too many callers from this address are being identified at once: try again later"
+            raise Problem("QUEUE_FULL", message, retry_after=1.0)
+
+    async def _answer(self, key: bytes, metadata: Metadata, network: str) -> _Known:
         named = (*(pair for pair in metadata if pair[0] != REQUEST_ID_HEADER), (REQUEST_ID_HEADER, new_request_id()))
         try:
             known = _Known(self._clock(), await self._ask(named))
@@ -90,6 +112,9 @@ class Callers:
                 return known
         finally:
             del self._asking[key]
+            self._networks[network] -= 1
+            if not self._networks[network]:
+                del self._networks[network]
         self._known.pop(key, None)
         self._refused.pop(key, None)
         table, limit = (self._known, MAX_CALLERS) if known.refusal is None else (self._refused, MAX_REFUSED_CALLERS)

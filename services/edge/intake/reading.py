@@ -45,9 +45,10 @@ class Bounds:
 class Payer:
     """Who pays for one request: its reservation, and how its caller is identified."""
 
-    __slots__ = ("_callers", "_metadata", "_owed", "_reservation")
+    __slots__ = ("_address", "_callers", "_metadata", "_owed", "_reservation")
 
-    def __init__(self, reservation: Reservation, callers: Callers, metadata: Metadata) -> None:
+    def __init__(self, reservation: Reservation, callers: Callers, metadata: Metadata, address: str) -> None:
+        self._address = address
         self._reservation = reservation
         self._callers = callers
         self._metadata = metadata
@@ -85,7 +86,7 @@ class Payer:
     async def identify(self, *, is_accepted: bool = False) -> None:
         """Raises Problem for a caller that routers refuse."""
         if self._reservation.tenant is None:
-            tenant = await self._callers.tenant(self._metadata, is_accepted=is_accepted)
+            tenant = await self._callers.tenant(self._metadata, self._address, is_accepted=is_accepted)
             self._reservation.identify(tenant)
 
     def _take(self, size: int) -> None:
@@ -112,7 +113,7 @@ class Intake:
 
     def payer(self, address: str, metadata: Metadata) -> Payer:
         """Who pays for a request. `address`: the peer's; empty: unknown. `metadata`: of the call to a router, without a trace."""
-        return Payer(self._budget.enter(address), self._callers, metadata)
+        return Payer(self._budget.enter(address), self._callers, metadata, address)
 
     async def body(self, receive: Receive, headers: Mapping[str, str], payer: Payer, *, is_whole: bool, limit: int = 0) -> bytes:
         """The whole body, inflated, of at most `limit` bytes (0: the bound's). `is_whole`: it has arrived, so that no timer is

@@ -324,6 +324,27 @@ async def test_refused_callers_evict_no_accepted_caller() -> None:
     assert len(router.asked) == 1 + MAX_CALLERS
 
 
+async def test_one_address_cannot_take_all_lookups() -> None:
+    router = FakeRouter()
+    callers = Callers(router.tenant, FakeClock())
+    router.go.clear()
+    asking = [asyncio.create_task(callers.tenant(caller(f"made-up-{number}"), "10.0.0.1")) for number in range(2 * MAX_LOOKUPS)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(router.asked) < MAX_LOOKUPS
+    other = asyncio.create_task(callers.tenant(caller("other"), "10.0.0.2"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert router.asked[-1]["authorization"] == "other"
+    router.go.set()
+    assert await other == "other"
+    done = await asyncio.gather(*asking, return_exceptions=True)
+    refused = [one for one in done if isinstance(one, Problem)]
+    assert {problem.reason for problem in refused} == {"QUEUE_FULL"}
+    assert all("from this address" in str(problem) for problem in refused)
+    assert await callers.tenant(caller("late"), "10.0.0.1") == "late", "answered lookups do not count any more"
+
+
 async def test_a_revoked_caller_is_forgotten() -> None:
     router, clock = FakeRouter(), FakeClock()
     callers = Callers(router.tenant, clock)
@@ -368,7 +389,10 @@ async def test_an_answer_is_charged_to_its_tenant_while_strangers_fill_memory_an
     setting = Setting()
     setting.fill()
     setting.router.go.clear()
-    asking = [asyncio.create_task(setting.callers.tenant(caller(f"stranger-{number}"))) for number in range(MAX_LOOKUPS)]
+    asking = [
+        asyncio.create_task(setting.callers.tenant(caller(f"stranger-{number}"), f"10.1.0.{number}"))
+        for number in range(MAX_LOOKUPS)
+    ]
     await until(lambda: len(setting.router.asked) == MAX_LOOKUPS)
     answered = asyncio.create_task(setting.payer("a").reserve(32 * MIB, is_accepted=True))
     await until(lambda: len(setting.router.asked) == MAX_LOOKUPS + 1)

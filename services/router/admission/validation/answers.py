@@ -17,9 +17,9 @@ from services.router.admission.validation import limits
 from services.router.admission.validation.limits import Limit
 
 BOUNDS: Final[Mapping[str, tuple[Limit, ...]]] = {
-    "encode.dense": (limits.ENCODED,),
+    "encode.dense": (limits.ENCODED, limits.STREAMED),
     "encode.sparse": (limits.SPARSE,),
-    "encode.multi_vector": (limits.ENCODED,),
+    "encode.multi_vector": (limits.ENCODED, limits.STREAMED),
     "score": (limits.ITEMS,),
     "extract.entities": (limits.ANSWERED, limits.SHARED),
     "extract.classify": (limits.ANSWERED,),
@@ -64,8 +64,19 @@ def check_written(task: pb.TextTask, pages: Iterable[int], items: int) -> None:
         raise InvalidInput(f"{message} send at most {most // tokens:,} at a time, or set a smaller text.max_tokens", field="items")
 
 
-def check_encoded(request: pb.EncodeRequest, card: models_pb2.ModelCard | None, tokens: Sequence[int]) -> None:
-    """Raises InvalidInput if the vectors are more than one message may have. `tokens`: estimates for each item."""
+def check_encoded(
+    request: pb.EncodeRequest, card: models_pb2.ModelCard | None, tokens: Sequence[int], *, is_streamed: bool
+) -> None:
+    """Check the size of a request's vectors.
+
+    Args:
+        request: the request.
+        card: of its model; None where no worker has read it.
+        tokens: estimates for each item.
+        is_streamed: whether many messages answer it (EncodeStream), or one.
+
+    Raises InvalidInput if the vectors are more than its answer may have.
+    """
     if card is None:
         return
     numbers = len(request.items) * (request.dimensions or card.dimensions) + sum(tokens) * card.multi_vector_dimensions
@@ -78,9 +89,10 @@ def check_encoded(request: pb.EncodeRequest, card: models_pb2.ModelCard | None, 
         size += len(request.items) * (request.dimensions or card.dimensions) * bits // 8
     if pb.REPRESENTATION_MULTI_VECTOR in forms:
         size += sum(tokens) // max(1, request.pooling_factor) * card.multi_vector_dimensions * bits // 8
-    most = limits.ENCODED.most
+    most = limits.STREAMED.most if is_streamed else limits.ENCODED.most
     if size > most:
         allowed = max(1, len(request.items) * most // size)
         message = f"items has {len(request.items):,} entries with vectors of about {size:,} bytes; one answer has at most {most:,}:"
-        instead = f"call EncodeStream, send about {allowed:,} items at a time, or ask for a smaller data type"
+        instead = f"send about {allowed:,} items at a time, or ask for a smaller data type"
+        instead = instead if is_streamed else f"call EncodeStream, {instead}"
         raise InvalidInput(f"{message} {instead}", field="items")

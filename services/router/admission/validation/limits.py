@@ -85,12 +85,20 @@ WRITTEN: Final = Limit(
 )
 """4,096 answers of the usual 256 tokens, some 4 MiB of text."""
 ENCODED: Final = Limit(
-    "vectors of one answer of Encode, by their dimensions and estimated tokens (EncodeStream has no such limit)",
+    "vectors of one answer of Encode, by their dimensions and estimated tokens",
     ("EncodeRequest",),
     16 * MIB,
     BYTES,
 )
 """1,024 vectors of 4,096 float32 numbers, or 10,000 of 384."""
+STREAMED: Final = Limit(
+    "vectors of all answers of one EncodeStream, by their dimensions and estimated tokens",
+    ("EncodeRequest",),
+    1 << 30,
+    BYTES,
+)
+"""524,288 tokens' vectors of 128 numbers in float32 are 256 MiB. Each answer of the stream waits until the client has read the one
+before it, so this bounds the work that one request can cause, not memory."""
 SPARSE: Final = Limit(
     "what all items' sparse vectors share (workers leave out the smallest weights and set `SparseMatrix.truncated`)",
     ("EncodeRequest",),
@@ -211,6 +219,7 @@ ALL: Final = (
     SHARED,
     WRITTEN,
     ENCODED,
+    STREAMED,
     SPARSE,
     ITEMS,
     TEXT,
