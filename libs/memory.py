@@ -9,7 +9,7 @@ import resource
 from pathlib import Path
 from typing import Final
 
-TIDY_SECONDS: Final = 60.0
+TIDY_SECONDS: Final = 30.0
 """How often freed memory is returned to the system, which takes milliseconds (docs/decisions/0013-returning-memory.md)."""
 
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
@@ -42,7 +42,7 @@ def trim() -> None:
 
 
 async def tidy() -> None:
-    """`trim` once a minute, in a thread, until it is cancelled."""
+    """`trim` every TIDY_SECONDS, in a thread, until it is cancelled."""
     while True:
         await asyncio.sleep(TIDY_SECONDS)
         await asyncio.to_thread(trim)
