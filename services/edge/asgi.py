@@ -200,7 +200,9 @@ class Application:
             kinds = headers.get("content-type", ""), headers.get("accept", "")
             length = headers.get("inference-header-content-length", "")
             client = "sie-sdk" if "x-sie-sdk-version" in headers else headers.get("user-agent", "")
-            received = Received(body, self._names(), model, *kinds, exchange.request_id, length, self._vocabulary, client)
+            received = Received(
+                body, self._names(), model, *kinds, exchange.request_id, length, self._vocabulary, client, int(time.time())
+            )
             await self.intake.admit(route.decoded(received), payer, is_msgpack=received.is_msgpack)
             return await self._asked(exchange, payer, route, received, metadata, deadline)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -670,3 +671,12 @@ class TestOverSockets:
             assert reply.json["choices"][0]["message"] == {"role": "assistant", "content": "a text"}
             reply = await http.post("/api/chat", {**HELLO, "stream": False})
             assert reply.json["message"]["content"] == "a text"
+
+    @pytest.mark.parametrize(
+        ("path", "body"), [("/v1/chat/completions", HELLO), ("/v1/completions", {"model": MODEL, "prompt": "a"})]
+    )
+    async def test_created_is_when_the_request_was_received(self, path: str, body: dict[str, Any]) -> None:
+        async with edge(Script(extract=lambda request: whole("a text"))) as http:
+            before = int(time.time())
+            created = (await http.post(path, body)).json["created"]
+        assert before <= created <= time.time()

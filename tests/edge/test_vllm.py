@@ -24,7 +24,7 @@ CARD = models_pb2.GetModelResponse(model=card(labels=["bad", "good", "odd"]))
 
 
 def ask(what: Callable[[Received], Question], **body: Any) -> Question:
-    return what(Received(json.dumps({"model": MODEL, **body}).encode(), NAMES, request_id="r"))
+    return what(Received(json.dumps({"model": MODEL, **body}).encode(), NAMES, request_id="r", received_at=1_700_000_000))
 
 
 def told(answer: Answer | Question) -> Any:
@@ -66,7 +66,7 @@ def test_one_text_against_several(sides: dict[str, Any]) -> None:
     assert answer == {
         "id": "score-r",
         "object": "list",
-        "created": 0,
+        "created": 1_700_000_000,
         "model": MODEL,
         "data": [{"index": 0, "object": "score", "score": -0.25}, {"index": 1, "object": "score", "score": 0.5}],
         "usage": {"prompt_tokens": 9, "total_tokens": 9, "completion_tokens": 0},

@@ -126,7 +126,7 @@ def question_of(request: RerankRequest, received: Received) -> Question:
 
     def answer(reply: pb.ScoreResponse, *, squash: bool = False) -> Answer:
         results = _results(reply, texts if request.return_documents else None, squash=squash, plain=is_plain)
-        return Answer(json_of(write(name, results, reply.usage.input_tokens, received.request_id)))
+        return Answer(json_of(write(name, results, reply.usage.input_tokens, received)))
 
     fields = item_fields("documents", "documents")
     if request.raw_scores is True:
@@ -195,9 +195,9 @@ def _results(reply: pb.ScoreResponse, texts: list[str] | None, *, squash: bool, 
     return results
 
 
-def _cohere(model: str, results: list[dict[str, Any]], tokens: int, request_id: str) -> dict[str, Any]:
+def _cohere(model: str, results: list[dict[str, Any]], tokens: int, received: Received) -> dict[str, Any]:
     return {
-        "id": request_id,
+        "id": received.request_id,
         "object": "list",
         "model": model,
         "results": results,
@@ -206,12 +206,19 @@ def _cohere(model: str, results: list[dict[str, Any]], tokens: int, request_id: 
     }
 
 
-def _infinity(model: str, results: list[dict[str, Any]], tokens: int, request_id: str) -> dict[str, Any]:
+def _infinity(model: str, results: list[dict[str, Any]], tokens: int, received: Received) -> dict[str, Any]:
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"object": "rerank", "results": results, "model": model, "usage": usage, "id": request_id, "created": 0}
+    return {
+        "object": "rerank",
+        "results": results,
+        "model": model,
+        "usage": usage,
+        "id": received.request_id,
+        "created": received.received_at,
+    }
 
 
-def _voyage(model: str, results: list[dict[str, Any]], tokens: int, request_id: str) -> dict[str, Any]:
+def _voyage(model: str, results: list[dict[str, Any]], tokens: int, received: Received) -> dict[str, Any]:
     return {"object": "list", "data": results, "model": model, "usage": {"total_tokens": tokens}}
 
 

@@ -353,7 +353,7 @@ def _told(received: Received, kind: str, model: str | None, named: Target, data:
     return {
         "id": f"{kind}-{received.request_id}",
         "object": "list",
-        "created": 0,
+        "created": received.received_at,
         "model": model if model is not None else named.model,
         "data": data,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0},

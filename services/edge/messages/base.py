@@ -132,6 +132,8 @@ class Received:
     vocabulary: Vocabulary | None = None
     client: str = ""
     """The User-Agent, or `sie-sdk`, which has no User-Agent of its own."""
+    received_at: int = 0
+    """Seconds since 1970: `created` of the answers that have it."""
 
     def with_body(self, body: bytes) -> Received:
         """The same request with another body."""

@@ -215,7 +215,7 @@ def chat(received: Received) -> Question | Stream:
     message.adapter = request.adapter or message.adapter
     message.pool = request.pool or ""
     message.priority = priority_of(request.priority)
-    head = {"id": f"chatcmpl-{received.request_id}", "created": 0, "model": request.model}
+    head = {"id": f"chatcmpl-{received.request_id}", "created": received.received_at, "model": request.model}
     if request.stream:
         usage = bool(request.stream_options and request.stream_options.include_usage)
         events = _Events(head, asked.choices.count, with_usage=usage)

@@ -116,7 +116,12 @@ def complete(received: Received) -> Question | Stream:
         "text.raw_prompt": "prompt",
         **choices.fields(),
     }
-    head = {"id": f"cmpl-{received.request_id}", "object": "text_completion", "created": 0, "model": request.model}
+    head = {
+        "id": f"cmpl-{received.request_id}",
+        "object": "text_completion",
+        "created": received.received_at,
+        "model": request.model,
+    }
     if request.stream:
         usage = bool(request.stream_options and request.stream_options.include_usage)
         events = _Events(head, len(items), with_usage=usage)
