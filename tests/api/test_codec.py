@@ -81,6 +81,13 @@ def test_ragged_rows_are_views(data_type: tensor_pb2.DataType) -> None:
         ragged[4]
 
 
+def test_a_scale_that_overflows_is_decoded_without_a_warning() -> None:
+    values = tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_INT8, shape=[1, 2], data=b"\x7f\x00")
+    values.scale = np.array([3e38], np.float32).tobytes()
+    ragged = codec.ragged(tensor_pb2.Ragged(values=values, offsets=[0, 1]))
+    assert ragged[0].tolist() == [[float("inf"), 0.0]]
+
+
 def test_sparse_rows_and_scipy() -> None:
     rows = [{3: 1.0, 7: 2.0}, {}, {0: 0.5}]
     sparse = codec.sparse(wire.sparse(rows, columns=10))

@@ -70,6 +70,8 @@ def _tagger(unzipped: Path, target: Path) -> None:
         "label2id": {tag: number for number, tag in enumerate(tags)},
     }
     (target / "config.json").write_text(json.dumps(config))
+    # transformers lowers the case of a DistilBERT tokenizer unless this file says otherwise, and so do workers.
+    (target / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
 
 
 def _mpnet(unzipped: Path, target: Path) -> None:

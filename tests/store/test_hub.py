@@ -134,7 +134,7 @@ def test_where_torch_checkpoints_are_refused_a_module_s_is_too(hub: FakeHub, mod
 
 @pytest.mark.parametrize(("file", "rest"), [("config.json", "modules.json"), ("model.safetensors", "pytorch_model.bin")])
 def test_a_repository_without_a_model_is_named(hub: FakeHub, model: Path, make_store: MakeStore, file: str, rest: str) -> None:
-    for name in (file, rest, "2_Dense/model.safetensors"):
+    for name in (file, rest, "2_Dense/model.safetensors", "onnx/model.onnx"):
         (model / name).unlink()
     with pytest.raises(ModelBroken, match=f"{file}: missing from {MODEL}"):
         make_store().get(MODEL, ignore)

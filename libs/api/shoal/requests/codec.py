@@ -144,7 +144,8 @@ def ragged(message: tensor_pb2.Ragged) -> Ragged:
     values = _array(message.values)[0]
     scale = _per_row(message.values.scale, len(values))
     if scale is not None:
-        values = values.astype(np.float32) * scale[:, None]
+        with np.errstate(over="ignore", invalid="ignore"):  # The scales are the mesh's, whatever they are.
+            values = values.astype(np.float32) * scale[:, None]
     return Ragged(values, _bounds(message.offsets, len(values)))
 
 
