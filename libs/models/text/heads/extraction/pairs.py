@@ -25,7 +25,7 @@ from libs.models.work import InputSequence, Output, SparseRow
 Ids = NDArray[np.int32]
 Places = NDArray[np.int16]
 """Of entities in a text: 120 of them are 14,280 pairs, held for each text from its preparation to its answer."""
-_AT_ONCE: Final = 1 << 22  # elements of the pairs' hidden layer held at a time, twice while they are added: 32 MiB
+_AT_ONCE: Final = 1 << 20  # elements of the pairs' hidden layer held at a time, twice while they are added: 8 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +137,19 @@ class PairHead(nn.Module):
         columns = _moved([place.tails for place in places], entity_starts, entities.device)
         ends = prefix_sums([len(place.heads) * len(place.words.labels) for place in places])
         logits = entities.new_empty(ends[-1])  # concatenating the sequences' would hold all of them twice
-        for some in chunks(pair_starts, max(1, _AT_ONCE // heads.shape[1])):
-            begin, end = pair_starts[some.start], pair_starts[some.stop]
-            hidden = heads.index_select(0, rows[begin:end]).add_(tails.index_select(0, columns[begin:end])).relu_()
-            for i in some:
-                own = hidden[pair_starts[i] - begin : pair_starts[i + 1] - begin]
-                scores = self.scorer.forward(own, labels[label_starts[i] : label_starts[i + 1]])
-                logits[ends[i] : ends[i + 1]] = scores.flatten()
+        step = max(1, _AT_ONCE // heads.shape[1])
+        for some in chunks(pair_starts, step):
+            end = pair_starts[some.stop]
+            for first in range(pair_starts[some.start], end, step):  # more than once where one sequence alone has more pairs
+                last = min(first + step, end)
+                hidden = heads.index_select(0, rows[first:last]).add_(tails.index_select(0, columns[first:last])).relu_()
+                for i in some:
+                    lowest, highest = max(pair_starts[i], first), min(pair_starts[i + 1], last)
+                    scores = self.scorer.forward(
+                        hidden[lowest - first : highest - first], labels[label_starts[i] : label_starts[i + 1]]
+                    )
+                    place = ends[i] + (lowest - pair_starts[i]) * scores.shape[1]
+                    logits[place : place + scores.numel()] = scores.flatten()
         return logits
 
 
