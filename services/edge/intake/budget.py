@@ -8,7 +8,6 @@ behind one proxy. Callers that no router has identified share a small allowance.
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Final
@@ -29,83 +28,74 @@ _NETWORK_BITS: Final = 64
 RETRY_SECONDS: Final = 1.0
 
 
+class _Holder:
+    """A tenant or an address: `bytes` that its requests in flight hold, those that no router has identified among them
+    (`unidentified_bytes`), and how many `requests` refer to it."""
+
+    __slots__ = ("bytes", "requests", "unidentified_bytes")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.unidentified_bytes = 0
+        self.requests = 0
+
+
 class Budget:
-    """All memory in flight of an edge. `held_bytes`: what is held now."""
+    """All memory in flight of an edge. `held_bytes`: what is held now; `unidentified_bytes`: by callers that are not identified."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.held_bytes = 0
+        self.unidentified_bytes = 0
         self.limit_bytes = limit_bytes
         self.unidentified_limit = min(UNIDENTIFIED_BYTES, limit_bytes // UNIDENTIFIED_SHARE)
-        # The state: what tenants, addresses, and callers that are not identified hold, these by their addresses, too.
-        self._tenants: Counter[str] = Counter()
-        self._addresses: Counter[str] = Counter()
-        self._unidentified = 0
-        self._unidentified_addresses: Counter[str] = Counter()
+        # The state: tenants and addresses of the requests in flight.
+        self._tenants: dict[str, _Holder] = {}
+        self._addresses: dict[str, _Holder] = {}
 
     def enter(self, address: str) -> Reservation:
-        """A request from a peer address (empty: unknown), which holds nothing yet."""
+        """A request from a peer address (empty: unknown), which holds nothing yet. It must be released."""
         return Reservation(self, network_of(address))
 
-    def must_identify(self, reservation: Reservation, size: int) -> bool:
-        """Whether the caller must be identified before its request holds `size` bytes more."""
-        if reservation.tenant is not None:
-            return False
-        return reservation.bytes + size > ONE_BYTES or self._unidentified + size > self.unidentified_limit // FREE_SHARE
-
-    def check(self, reservation: Reservation, size: int) -> None:
-        """Raises Problem QUEUE_FULL for more than the caller may hold. A request that is alone may take what it needs, once its
-        caller is identified."""
-        if not size or (reservation.tenant is not None and self.held_bytes <= reservation.bytes):
-            return
-        free = self.limit_bytes - self.held_bytes
-        if size > free:
-            raise _full("the bodies and answers of requests in flight take as much memory as they may here: try again later")
-        if self._addresses[reservation.address] + size > free * ADDRESS_SHARE:
-            raise _full("requests in flight from this address take as much memory as one address may: send fewer at a time")
-        if reservation.tenant is not None:
-            if self._tenants[reservation.tenant] + size > free:
-                raise _full("requests in flight of this tenant take as much memory as one tenant may: send fewer at a time")
-            return
-        free = self.unidentified_limit - self._unidentified
-        if self._unidentified_addresses[reservation.address] + size > free:
-            raise _full("requests whose callers are not identified yet take as much memory as they may: try again later")
-
-    def count(self, reservation: Reservation, size: int) -> None:
-        """Adds to what the reservation's tenant and address hold; `size` may be negative."""
-        self.held_bytes += size
-        _add(self._addresses, reservation.address, size)
-        if reservation.tenant is not None:
-            _add(self._tenants, reservation.tenant, size)
-        else:
-            self._unidentified += size
-            _add(self._unidentified_addresses, reservation.address, size)
+    def held_by_tenants(self) -> dict[str, int]:
+        """Return the bytes that each tenant with requests in flight holds."""
+        return {name: holder.bytes for name, holder in self._tenants.items()}
 
 
 class Reservation:
-    """What one request holds. `tenant`: whose it is; None: no router has identified the caller."""
+    """What one request holds. `tenant`: whose it is; None: no router has identified the caller.
 
-    __slots__ = ("_budget", "address", "bytes", "tenant")
+    A request takes memory five times, so the holders are looked up once, and what they hold is counted in place.
+    """
 
-    def __init__(self, budget: Budget, address: str) -> None:
+    __slots__ = ("_budget", "_network", "_of_address", "_of_tenant", "bytes", "tenant")
+
+    def __init__(self, budget: Budget, network: str) -> None:
         self._budget = budget
-        self.address = address
+        self._network = network
+        self._of_address = _joined(budget._addresses, network)
+        self._of_tenant: _Holder | None = None
         self.tenant: str | None = None
         self.bytes = 0
 
     def take(self, size: int) -> None:
-        """Holds `size` bytes more. Raises Problem QUEUE_FULL."""
-        self._budget.check(self, size)
+        """Holds `size` bytes more. Raises Problem QUEUE_FULL for more than the caller may hold. A request that is alone may take
+        what it needs, once its caller is identified."""
+        if size and (self._of_tenant is None or self._budget.held_bytes > self.bytes):
+            self._check(size)
         self._add(size)
 
     def must_identify(self, size: int) -> bool:
         """Whether the caller must be identified before the request holds `size` bytes more."""
-        return self._budget.must_identify(self, size)
+        if self._of_tenant is not None:
+            return False
+        budget = self._budget
+        return self.bytes + size > ONE_BYTES or budget.unidentified_bytes + size > budget.unidentified_limit // FREE_SHARE
 
     def identify(self, tenant: str) -> None:
         """What is held is the tenant's from now on. Raises Problem QUEUE_FULL where the tenant holds too much."""
         size = self.bytes
         self._add(-size)
-        self.tenant = tenant
+        self.tenant, self._of_tenant = tenant, _joined(self._budget._tenants, tenant)
         self.take(size)
 
     def give(self, size: int) -> None:
@@ -115,18 +105,48 @@ class Reservation:
     def release(self) -> None:
         """The request has ended."""
         self._add(-self.bytes)
+        _left(self._budget._addresses, self._network, self._of_address)
+        if self.tenant is not None and self._of_tenant is not None:
+            _left(self._budget._tenants, self.tenant, self._of_tenant)
+
+    def _check(self, size: int) -> None:
+        budget, address = self._budget, self._of_address
+        free = budget.limit_bytes - budget.held_bytes
+        if size > free:
+            raise _full("the bodies and answers of requests in flight take as much memory as they may here: try again later")
+        if address.bytes + size > free * ADDRESS_SHARE:
+            raise _full("requests in flight from this address take as much memory as one address may: send fewer at a time")
+        if self._of_tenant is not None:
+            if self._of_tenant.bytes + size > free:
+                raise _full("requests in flight of this tenant take as much memory as one tenant may: send fewer at a time")
+        elif address.unidentified_bytes + size > budget.unidentified_limit - budget.unidentified_bytes:
+            raise _full("requests whose callers are not identified yet take as much memory as they may: try again later")
 
     def _add(self, size: int) -> None:
-        self._budget.count(self, size)
+        """Add to what the request, its tenant and its address hold; `size` may be negative."""
+        budget, address = self._budget, self._of_address
         self.bytes += size
+        budget.held_bytes += size
+        address.bytes += size
+        if self._of_tenant is not None:
+            self._of_tenant.bytes += size
+        else:
+            budget.unidentified_bytes += size
+            address.unidentified_bytes += size
 
 
-def _add(counter: Counter[str], key: str, size: int) -> None:
-    total = counter[key] + size
-    if total:
-        counter[key] = total
-    else:
-        counter.pop(key, None)
+def _joined(holders: dict[str, _Holder], name: str) -> _Holder:
+    holder = holders.get(name)
+    if holder is None:
+        holder = holders[name] = _Holder()
+    holder.requests += 1
+    return holder
+
+
+def _left(holders: dict[str, _Holder], name: str, holder: _Holder) -> None:
+    holder.requests -= 1
+    if not holder.requests:
+        del holders[name]
 
 
 def _full(message: str) -> Problem:

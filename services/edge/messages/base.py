@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -298,12 +299,14 @@ _CONTENTS: Final = tuple(
 """Where an item's one text or file is."""
 
 
+@lru_cache(maxsize=64)
 def item_fields(field: str, given: str, suffix: str = "") -> Fields:
     """Renames the items of a request, `items[3].text`, to `given[3]` and what follows there, and a query's text to `query`."""
     content = {f"{field}[]{content}": f"{given}[]{suffix}" for content in _CONTENTS}
     return {**content, f"{field}[]": f"{given}[]", field: given, **{f"query{content}": "query" for content in _CONTENTS}}
 
 
+@lru_cache(maxsize=64)
 def single_field(field: str, given: str) -> Fields:
     """The same where the caller gave one text instead of a list."""
     return dict.fromkeys((*(f"{field}[]{content}" for content in _CONTENTS), f"{field}[]", field), given)

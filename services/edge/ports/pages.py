@@ -73,6 +73,8 @@ class Pages:
         self._own_origins = frozenset(origin.encode() for origin in own_origins)
         self._checks_host = checks_host
         self._probes = frozenset(probes)
+        # The last Host header that passed, which most requests have.
+        self._answered_host = ""
 
     def guard(self, application: Application) -> Application:
         """Returns the application behind the checks."""
@@ -107,8 +109,8 @@ class Pages:
 
     def _check(self, method: str, path: str, headers: dict[bytes, bytes]) -> None:
         """Raises Problem: 421 for a Host that may be a page's own name, 403 for a page elsewhere."""
-        given, origin, site = (headers.get(name, b"").decode("latin-1") for name in (_HOST, _ORIGIN, _SITE))
-        if self._checks_host and given and path not in self._probes:
+        given = headers.get(_HOST, b"").decode("latin-1")
+        if self._checks_host and given and given != self._answered_host and path not in self._probes:
             host = host_of(given)
             if not (is_address(host) or is_local(host) or host in self._hosts):
                 text = (
@@ -116,6 +118,10 @@ class Pages:
                     "or list the name in SHOAL_HTTP_HOSTS"
                 )
                 raise Problem("PERMISSION_DENIED", text, field="host", status=421)
+            self._answered_host = given
+        if _SITE not in headers and _ORIGIN not in headers:
+            return  # no browser leaves both out of a request that a page elsewhere makes
+        origin, site = headers.get(_ORIGIN, b"").decode("latin-1"), headers.get(_SITE, b"").decode("latin-1")
         if headers.get(_ORIGIN, b"") in self._origins or _opens_console(method, path, headers):
             return
         is_own = site.encode("latin-1") in _OWN_SITES if site else not origin or self._is_own(origin, given)

@@ -295,7 +295,8 @@ class _Call:
 
     def report(self) -> None:
         """Counts and logs what became of it."""
-        self.release(self.held)
+        if self._payer is not None:
+            self._payer.close()
         seconds = time.monotonic() - self._begin
         metrics.HTTP_REQUESTS.labels(self.path, self.outcome).inc()
         metrics.HTTP_REQUEST_SECONDS.labels(self.path).observe(seconds, traces.exemplar(traces.NONE))

@@ -216,6 +216,19 @@ def test_an_address_holds_at_most_half_of_what_unidentified_callers_may() -> Non
     budget.enter("10.0.0.2").take(1 << 20)
 
 
+def test_a_budget_forgets_tenants_and_addresses_without_requests() -> None:
+    budget = Budget(512 * MIB)
+    first, second, stranger = known(budget, "a"), known(budget, "a"), budget.enter("10.0.0.2")
+    first.take(3)
+    second.take(4)
+    stranger.take(5)
+    first.release()
+    assert (budget.held_by_tenants(), budget.held_bytes, budget.unidentified_bytes) == ({"a": 4}, 9, 5)
+    stranger.release()
+    second.release()
+    assert (budget.held_by_tenants(), budget._addresses, budget.held_bytes, budget.unidentified_bytes) == ({}, {}, 0, 0)
+
+
 def test_addresses_of_one_customer_are_one() -> None:
     assert network_of("2001:db8:1:2::5") == network_of("2001:db8:1:2:ffff::7") != network_of("2001:db8:1:3::5")
     assert network_of("::ffff:10.0.0.1") == "10.0.0.1"
@@ -380,7 +393,7 @@ async def test_strangers_at_an_address_keep_out_no_known_caller() -> None:
     setting.fill()
     held = setting.budget.held_bytes
     await setting.payer("a").take(64 << 10)
-    assert setting.budget._tenants == {"a": 64 << 10}
+    assert setting.budget.held_by_tenants() == {"a": 64 << 10}
     assert setting.budget.held_bytes == held + (64 << 10)
     assert len(setting.router.asked) == 1
 
@@ -399,7 +412,7 @@ async def test_an_answer_is_charged_to_its_tenant_while_strangers_fill_memory_an
     setting.router.go.set()
     await answered
     await asyncio.gather(*asking)
-    assert setting.budget._tenants == {"a": 32 * MIB}
+    assert setting.budget.held_by_tenants() == {"a": 32 * MIB}
 
 
 async def test_msgpack_is_walked_after_its_caller_is_identified(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,4 +455,4 @@ async def test_heads_of_strangers_are_refused_without_asking_a_router() -> None:
     await payer.take_head(1000)
     assert setting.router.asked == []
     await payer.take(100)
-    assert setting.budget._tenants == {"a": 1100}, "a small head is charged with its body"
+    assert setting.budget.held_by_tenants() == {"a": 1100}, "a small head is charged with its body"
