@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -355,3 +356,19 @@ def test_the_card(copy: Path) -> None:
     before = read_card(copy, "test/model").revision
     edit(copy, max_len=30)
     assert read_card(copy, "test/model").revision != before
+
+
+def test_a_batch_of_pairs_may_be_preempted_between_pieces(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = make({}).directory
+    model = load(directory)
+    prepared = model.prepare(work(threshold=0.0))
+    (head,) = prepared.groups()
+    sequences = list(prepared.sequences)
+    layers: list[None] = []
+    model.forward(head, sequences, lambda: layers.append(None))
+    monkeypatch.setattr(pairs, "_AT_ONCE", 1)
+    pieces: list[None] = []
+    model.forward(head, sequences, lambda: pieces.append(None))
+    count = sum(len(cast("pairs.PairPlaces", sequence.input).heads) for sequence in sequences)
+    assert count > 1
+    assert len(pieces) - len(layers) == count - 1, "one pair at a time instead of all at once"

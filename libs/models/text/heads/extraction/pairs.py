@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from libs.kernels.layout import to_device
-from libs.models.answering import MAX_RELATIONS, best
+from libs.models.answering import MAX_RELATIONS
 from libs.models.head import Array
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads.extraction.spans import TwoLayers, chunks, folded
 from libs.models.text.heads.extraction.words import WordPlaces, WordReader, prefix_sums
 from libs.models.text.heads.linear import HeadLinear, check_shape
-from libs.models.work import InputSequence, Output, SparseRow
+from libs.models.work import Between, InputSequence, Output, SparseRow, nothing_between
 
 Ids = NDArray[np.int32]
 Places = NDArray[np.int16]
@@ -109,6 +109,11 @@ class PairHead(nn.Module):
         return None
 
     def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+        return self.forward_between(hidden, batch, sequences, nothing_between)
+
+    def forward_between(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence], between: Between
+    ) -> tuple[Tensor, ...]:
         places = _places(sequences)
         words = [place.words for place in places]
         states = self.reader.forward(hidden, batch, words)
@@ -118,7 +123,7 @@ class PairHead(nn.Module):
         firsts = _moved([place.firsts for place in places], starts, hidden.device)
         lasts = _moved([place.lasts for place in places], starts, hidden.device)
         entities = self.marker.forward(states.words.index_select(0, firsts), states.words.index_select(0, lasts))
-        return (self._logits(entities, labels, places),)
+        return (self._logits(entities, labels, places, between),)
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         shapes = [(len(place.heads), len(place.words.labels)) for place in _places(sequences)]
@@ -126,8 +131,11 @@ class PairHead(nn.Module):
         flat = arrays[0].astype(np.float32, copy=False)
         return [_largest(flat[start:end].reshape(shape)) for (start, end), shape in zip(pairwise(ends), shapes, strict=True)]
 
-    def _logits(self, entities: Tensor, labels: Tensor, places: Sequence[PairPlaces]) -> Tensor:
-        """The logits of all sequences, flat, end to end. Head's and tail's part of the hidden layer is computed once per entity."""
+    def _logits(self, entities: Tensor, labels: Tensor, places: Sequence[PairPlaces], between: Between) -> Tensor:
+        """The logits of all sequences, flat, end to end. Head's and tail's part of the hidden layer is computed once per entity.
+
+        A batch of pairs can take as long as many layers of the encoder, so it may be preempted between two pieces.
+        """
         as_head, as_tail = torch.split(self.inner.weight, entities.shape[1], dim=1)
         heads, tails = F.linear(entities, as_head), F.linear(entities, as_tail, self.inner.bias)
         entity_starts = prefix_sums([len(place.firsts) for place in places])
@@ -150,6 +158,7 @@ class PairHead(nn.Module):
                     )
                     place = ends[i] + (lowest - pair_starts[i]) * scores.shape[1]
                     logits[place : place + scores.numel()] = scores.flatten()
+                between()
         return logits
 
 
@@ -160,9 +169,12 @@ def _largest(logits: NDArray[np.float32]) -> Output:
     """
     if logits.size <= MAX_RELATIONS + 1 or not np.isfinite(logits).all():
         return logits
-    kept, _ = best(logits, -np.inf, MAX_RELATIONS + 1)
-    kept.sort()
-    return SparseRow(kept, logits.reshape(-1)[kept])
+    flat = logits.reshape(-1)
+    most = MAX_RELATIONS + 1
+    lowest = np.partition(flat, len(flat) - most)[len(flat) - most]
+    above = np.flatnonzero(flat > lowest)
+    kept = np.sort(np.concatenate([above, np.flatnonzero(flat == lowest)[: most - len(above)]]))
+    return SparseRow(kept, flat[kept])
 
 
 def _places(sequences: Sequence[InputSequence]) -> list[PairPlaces]:
