@@ -25,6 +25,9 @@ _SETTINGS_FILES: Final = ("tokenizer_config.json", "special_tokens_map.json", "a
 _SPACE: Final = "▁"
 _SLOTS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_TOKENS: Final = 1 << 20
+_MAX_UNUSED: Final = 1_000
+"""Ids that no token has, between two that the files name."""
+
 QWEN2_SPLIT: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -322,8 +325,8 @@ def _around(settings: _Settings, found: Pieces) -> tuple[Any, Any, Any]:
 def _add_tokens(tokenizer: Tokenizer, settings: _Settings) -> None:
     """Add the tokens that the files name, each under the id that they give it. Raises Refused where that is not possible."""
     for number, token in settings.added.items():
-        if tokenizer.token_to_id(token.content) is None and tokenizer.get_vocab_size() != number:
-            raise Refused(f"the added token {token.content[:100]!r} has the id {number}, but {tokenizer.get_vocab_size()} is next")
+        if tokenizer.token_to_id(token.content) is None:
+            _fill(tokenizer, token, number)
         _add(tokenizer, token)
         if tokenizer.token_to_id(token.content) != number:
             raise Refused(f"the added token {token.content[:100]!r} has the id {number} in one file and another one in another")
@@ -331,6 +334,14 @@ def _add_tokens(tokenizer: Tokenizer, settings: _Settings) -> None:
     for token in settings.specials.values():
         if token.content not in known:
             _add(tokenizer, token)
+
+
+def _fill(tokenizer: Tokenizer, token: AddedToken, number: int) -> None:
+    """Add placeholders for the ids before `number` that no token has, as transformers' slow tokenizers leave them out."""
+    following = tokenizer.get_vocab_size()
+    if not 0 <= number - following <= _MAX_UNUSED:
+        raise Refused(f"the added token {token.content[:100]!r} has the id {number}, but {following} is next")
+    tokenizer.add_tokens([AddedToken(f"<|unused id {unused}|>", normalized=False) for unused in range(following, number)])
 
 
 def _add(tokenizer: Tokenizer, token: AddedToken) -> None:

@@ -44,7 +44,7 @@ class Glirel:
 
     `hidden`: width of the states of words and labels. `max_words`: of a text. `pooling`: of a word's tokens. `label_states`: a
     label is its marker's state, that of its first token, or the mean of both. `farthest`: the largest distance in words from a head
-    back to a tail before it; None: unlimited. `has_coreference`: there are tensors for coreference, which scores do not need.
+    back to a tail before it; None: unlimited.
     """
 
     hidden: int
@@ -53,7 +53,6 @@ class Glirel:
     label_states: LabelStates
     scorer: Scorer
     farthest: int | None
-    has_coreference: bool
 
 
 def is_glirel(directory: Path) -> bool:
@@ -99,7 +98,6 @@ def read_glirel(directory: Path) -> Glirel:
         label_states=label_states,
         scorer=_scorer(config),
         farthest=None if farthest is None else config.number("max_entity_pair_distance"),
-        has_coreference=config.flag("coref_classifier"),
     )
 
 
