@@ -117,8 +117,9 @@ def _glirel_versions(vocab: object, known: Mapping[str, int]) -> Sequence[Sequen
     words = vocab.keys() if isinstance(vocab, dict) else {entry[0] for entry in vocab} if isinstance(vocab, list) else ()
     added = [_Marker(_SEPARATOR), *(_Marker(token, is_special=False) for token in (glirel.LABEL_MARKER, glirel.TEXT_MARKER))]
     newer = [*added, _Marker("[E]", is_special=False), _Marker("[/E]", is_special=False)]
-    missing = [[marker for marker in version if marker.content not in known and marker.content not in words] for version in (newer, added)]
-    return missing
+    return [
+        [marker for marker in version if marker.content not in known and marker.content not in words] for version in (newer, added)
+    ]
 
 
 def _largest(vocab: object) -> int:
