@@ -1,5 +1,7 @@
-"""Layouts of models that were carded in 2026, small and random, with their cards: equal to transformers, to sentence-transformers, or
-to what their own code computes, written out."""
+"""Layouts of models that were carded in 2026, small and random, with their cards.
+
+Equal to transformers, to sentence-transformers, or to what their own code computes, written out.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ import transformers
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder, SentenceTransformer
+from tokenizers import Tokenizer
 from torch import Tensor
 
+from libs.catalog import read_card
 from libs.catalog.cards import read_catalog
 from libs.models import ClassifyWork, ExtractResult, PackedModel, ScoreWork, load_model
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
@@ -61,7 +65,9 @@ def ids_of(directory: Path, text: str, *, special: bool = True) -> list[int]:
 
 @pytest.mark.parametrize(("kind", "model"), [("gemma3_text", "270m"), ("qwen3", "0.6b")])
 def test_harrier_reads_the_last_token_of_a_causal_model(kind: str, model: str, tmp_path: Path) -> None:
-    write_checkpoint(kind, tmp_path, positions=256, sentence=SentenceFiles(pooling="lasttoken", normalize=True, max_seq_length=256))
+    write_checkpoint(
+        kind, tmp_path, positions=1024, sentence=SentenceFiles(pooling="lasttoken", normalize=True, max_seq_length=1024)
+    )
     theirs = SentenceTransformer(str(tmp_path), device="cpu")
     ours = load(tmp_path, f"microsoft/harrier-oss-v1-{model}")
     assert_close(dense(ours, TEXTS, "document"), theirs.encode(TEXTS))
@@ -69,7 +75,7 @@ def test_harrier_reads_the_last_token_of_a_causal_model(kind: str, model: str, t
 
 
 def test_voyage_projects_states_that_see_both_sides(tmp_path: Path) -> None:
-    write_checkpoint("qwen3", tmp_path, positions=256)
+    write_checkpoint("qwen3", tmp_path, positions=1024)
     matrix = torch.randn(128, 64, generator=torch.Generator().manual_seed(3)) * 0.2
     states = load_file(tmp_path / "model.safetensors")
     wanted = []
@@ -86,7 +92,7 @@ def test_voyage_projects_states_that_see_both_sides(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("pooling", "temperature"), [("avg", 1.0), ("last", 0.5), ("cls", 2.0)])
 def test_nemotron_classifies_the_state_that_its_config_names(pooling: str, temperature: float, tmp_path: Path) -> None:
-    write_checkpoint("llama", tmp_path, head="sequence_classification", positions=256)
+    write_checkpoint("llama", tmp_path, head="sequence_classification", positions=1024)
     head = load_file(tmp_path / "model.safetensors")["score.weight"]
     wanted = []
     for text in TEXTS:
@@ -101,24 +107,27 @@ def test_nemotron_classifies_the_state_that_its_config_names(pooling: str, tempe
 
 def test_bge_reranker_v2_gemma_has_the_logit_of_yes(tmp_path: Path) -> None:
     """FlagEmbedding cuts query, document and prompt into tokens one by one, between line feeds."""
-    write_checkpoint("gemma", tmp_path, head="causal_lm", positions=1024)
+    write_checkpoint("gemma", tmp_path, head="causal_lm", positions=1024, config={"vocab_size": 410})
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.add_tokens(["Yes"]) == 1
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
     model = load(tmp_path, "BAAI/bge-reranker-v2-gemma")
     network = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     prompt = (
-        "Given a query A and a passage B, determine whether the passage contains an answer to the query by providing a prediction of "
-        "either 'Yes' or 'No'."
+        "Given a query A and a passage B, determine whether the passage contains an answer to the query by providing a prediction "
+        "of either 'Yes' or 'No'."
     )
-    (yes,) = model.card.answers
+    yes = tokenizer.token_to_id("Yes")
     wanted: list[float] = []
     for text in TEXTS:
         ids = ids_of(tmp_path, f"<bos>A: {QUERY}\nB: {text}\n{prompt}", special=False)
         with torch.inference_mode():
             wanted.append(float(network(input_ids=torch.tensor([ids])).logits[0, -1, yes]))
-    assert_close(scores(model, ScoreWork(QUERY, TEXTS, scale="raw")), np.array(wanted, np.float32))
+    assert_close(scores(model, ScoreWork(QUERY, TEXTS, scale="logit")), np.array(wanted, np.float32))
 
 
 def test_mxbai_rerank_v1_is_a_cross_encoder(tmp_path: Path) -> None:
-    write_checkpoint("deberta-v2", tmp_path, head="sequence_classification", positions=256)
+    write_checkpoint("deberta-v2", tmp_path, head="sequence_classification", positions=512)
     theirs = CrossEncoder(str(tmp_path), device="cpu")
     logits = theirs.predict([(QUERY, text) for text in TEXTS], activation_fn=torch.nn.Identity())
     assert_close(scores(load(tmp_path, "mixedbread-ai/mxbai-rerank-base-v1"), ScoreWork(QUERY, TEXTS)), logits)
@@ -152,7 +161,7 @@ def test_arctic_reads_the_first_token_after_its_prompt(tmp_path: Path) -> None:
 
 
 def test_kalm_sees_both_sides_after_its_instruction(tmp_path: Path) -> None:
-    write_checkpoint("qwen2", tmp_path, positions=256, sentence=SentenceFiles(pooling="mean_tokens", max_seq_length=256))
+    write_checkpoint("qwen2", tmp_path, positions=1024, sentence=SentenceFiles(pooling="mean_tokens", max_seq_length=1024))
     prompt = "Instruct: Given a query, retrieve documents that answer the query \n Query: "
     wanted = [F.normalize(both_sides(tmp_path, ids_of(tmp_path, prompt + text)).mean(0), dim=0) for text in TEXTS]
     reconfigure(tmp_path, {"is_causal": False})
@@ -161,7 +170,8 @@ def test_kalm_sees_both_sides_after_its_instruction(tmp_path: Path) -> None:
 
 
 def test_qwen3guard_is_a_writer(tmp_path: Path) -> None:
-    write_checkpoint("qwen3", tmp_path, head="causal_lm", positions=256)
+    write_checkpoint("qwen3", tmp_path, head="causal_lm", positions=1024)
     (tmp_path / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 1}))
-    assert load(tmp_path, "Qwen/Qwen3Guard-Gen-0.6B").card.kind == "writer"
+    name = "Qwen/Qwen3Guard-Gen-0.6B"
+    assert read_card(tmp_path, name, read_catalog().of(name)).kind == "writer"

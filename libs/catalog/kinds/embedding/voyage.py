@@ -1,8 +1,8 @@
 """voyage-4-nano: a Qwen3 that sees both sides and projects its states before it pools them, which only its own code says.
 
-config.json is a Qwen3's but for its architecture; the code that it names is never read or run. What it does is written here, after
-vLLM's implementation of it: no causal mask, a matrix `linear.weight` without a bias for each state, the mean, and length 1. The mean
-of projected states is the projection of their mean, so the matrix is a Dense module.
+config.json is a Qwen3's but for its architecture; the code that it names is never read or run. What it does is written here, as vLLM
+computes it: no causal mask, a matrix `linear.weight` without a bias for each state, the mean, and length 1. The mean of projected
+states is the projection of their mean, so the matrix is a Dense module.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Qwen2 and Qwen3: Llama with QKV biases (2) or QK norm (3).
 
-Causal, unless the config says otherwise (gte-Qwen2, voyage-4-nano). With `use_sliding_window`, layers from `max_window_layers` on have a window.
+Causal, unless the config says otherwise (gte-Qwen2) or names Voyage's architecture. With `use_sliding_window`, layers from
+`max_window_layers` on have a window.
 """
 
 from __future__ import annotations
