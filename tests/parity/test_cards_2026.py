@@ -24,7 +24,7 @@ from torch import Tensor
 from libs.catalog import read_card
 from libs.catalog.cards import read_catalog
 from libs.models import ClassifyWork, ExtractResult, PackedModel, ScoreWork, load_model
-from tests.parity.checkpoints import SentenceFiles, write_checkpoint
+from tests.parity.checkpoints import SentenceFiles, random_model, write_checkpoint
 from tests.parity.test_decoders import QUERY, reconfigure
 from tests.parity.test_heads import TEXTS, assert_close, dense, run, scores
 
@@ -131,6 +131,32 @@ def test_mxbai_rerank_v1_is_a_cross_encoder(tmp_path: Path) -> None:
     theirs = CrossEncoder(str(tmp_path), device="cpu")
     logits = theirs.predict([(QUERY, text) for text in TEXTS], activation_fn=torch.nn.Identity())
     assert_close(scores(load(tmp_path, "mixedbread-ai/mxbai-rerank-base-v1"), ScoreWork(QUERY, TEXTS)), logits)
+
+
+def test_gte_multilingual_reranker_has_a_pooler_before_its_classifier(tmp_path: Path) -> None:
+    write_checkpoint("new", tmp_path, positions=1024)
+    network = random_model("new", positions=1024)
+    generator = torch.Generator().manual_seed(5)
+    head = {
+        "new.pooler.dense.weight": torch.randn(64, 64, generator=generator) * 0.2,
+        "new.pooler.dense.bias": torch.randn(64, generator=generator) * 0.2,
+        "classifier.weight": torch.randn(1, 64, generator=generator) * 0.2,
+        "classifier.bias": torch.randn(1, generator=generator) * 0.2,
+    }
+    states = {f"new.{name}": tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    save_file({**states, **head}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    reconfigure(tmp_path, {"architectures": ["NewForSequenceClassification"], "id2label": {"0": "LABEL_0"}})
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    wanted = []
+    for text in TEXTS:
+        pair = tokenizer.encode(QUERY, text)
+        with torch.inference_mode():
+            inputs = {"input_ids": torch.tensor([pair.ids]), "token_type_ids": torch.tensor([pair.type_ids])}
+            first = network(**inputs).last_hidden_state[0, 0]
+        pooled = F.linear(first, head["new.pooler.dense.weight"], head["new.pooler.dense.bias"]).tanh()
+        wanted.append(float(F.linear(pooled, head["classifier.weight"], head["classifier.bias"])))
+    ours = scores(load(tmp_path, "Alibaba-NLP/gte-multilingual-reranker-base"), ScoreWork(QUERY, TEXTS))
+    assert_close(ours, np.array(wanted, np.float32))
 
 
 CLASSIFIERS = {

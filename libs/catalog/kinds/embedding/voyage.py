@@ -1,6 +1,6 @@
 """voyage-4-nano: a Qwen3 that sees both sides and projects its states before it pools them, which only its own code says.
 
-config.json is a Qwen3's but for its architecture; the code that it names is never read or run. What it does is written here, as vLLM
+config.json is a Qwen3's but for its architecture; the code that it names is not run. What it does is written here, as vLLM
 computes it: no causal mask, a matrix `linear.weight` without a bias for each state, the mean, and length 1. The mean of projected
 states is the projection of their mean, so the matrix is a Dense module.
 """
