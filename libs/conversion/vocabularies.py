@@ -229,7 +229,7 @@ def _byte_level(settings: _Settings, vocabulary: bytes, merges: bytes) -> Tokeni
     lines = _text(BPE_FILES[1], merges).split("\n")
     pairs = [_pair(line) for line in lines if line.strip() and not line.startswith("#version")]
     _bound(max(len(vocab), len(pairs)))
-    tokenizer = Tokenizer(models.BPE(vocab, pairs, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False))
+    tokenizer = Tokenizer(bpe_model(vocab, pairs, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False))
     has_space = settings.flag("add_prefix_space", False)
     if settings.name == "Qwen2":
         tokenizer.normalizer = normalizers.NFC()
@@ -239,6 +239,14 @@ def _byte_level(settings: _Settings, vocabulary: bytes, merges: bytes) -> Tokeni
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=has_space)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def bpe_model(vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> Any:
+    """Return a model of byte-pair encoding. Raises Refused for merges of pieces that the vocabulary does not have."""
+    try:
+        return models.BPE(vocab, merges, **options)
+    except Exception as error:  # the library raises no narrower class
+        raise Refused(f"has merges that do not fit its vocabulary: {str(error)[:200]}") from None
 
 
 def _pair(line: str) -> tuple[str, str]:
@@ -275,7 +283,7 @@ def _piece_model(pieces: list[tuple[str, float]], found: Pieces, unk_id: int | N
     if found.model_type != BPE:
         raise Refused(f"a SentencePiece model of type {found.model_type}; Unigram (1) and BPE (2) are converted")
     vocab = {text: number for number, (text, _) in enumerate(pieces)}
-    return models.BPE(vocab, _merges(pieces, vocab), unk_token=found.unk_piece, fuse_unk=True, byte_fallback=byte_fallback)
+    return bpe_model(vocab, _merges(pieces, vocab), unk_token=found.unk_piece, fuse_unk=True, byte_fallback=byte_fallback)
 
 
 def _merges(pieces: Sequence[tuple[str, float]], vocab: Mapping[str, int]) -> list[tuple[str, str]]:
