@@ -373,11 +373,19 @@ def _post_processor(tokenizer: Tokenizer, settings: _Settings) -> Any:
     slots = {slot.removesuffix("_token"): _slot(tokenizer, settings, slot) for slot in settings.specials}
     used = {name: token for name, token in slots.items() if f"{{{name}}}" in pair_template}
     texts = {name: token[0] for name, token in used.items()}
-    return processors.TemplateProcessing(
-        single=[part.format(**texts) for part in single.split()],
-        pair=[part.format(**texts) for part in pair_template.split()],
-        special_tokens=list(dict.fromkeys(used.values())),
+    return template_processor(
+        [part.format(**texts) for part in single.split()],
+        [part.format(**texts) for part in pair_template.split()],
+        list(dict.fromkeys(used.values())),
     )
+
+
+def template_processor(single: list[str], pair: list[str], special: list[tuple[str, int]]) -> Any:
+    """Return what puts special tokens around texts. Raises Refused for tokens that cannot stand in a template."""
+    try:
+        return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
+    except ValueError as error:
+        raise Refused(f"has special tokens that no template can have: {str(error)[:200]}") from None
 
 
 def _with_ends(settings: _Settings) -> tuple[str, str]:

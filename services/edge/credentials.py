@@ -73,8 +73,9 @@ def seconds_of(headers: Mapping[str, str], default: float, longest: float) -> fl
 
 
 def metadata_of(headers: Mapping[str, str], request_id: str, certificate: Mapping[str, Any] | None, trust: Trust) -> Metadata:
-    """Return the metadata for the router, without the trace: the edge reads answers of any size. Raises Problem for a credential that
-    cannot be passed on.
+    """Return the metadata for the router, without the trace; it says that the edge reads answers of any size.
+
+    Raises Problem for a credential that cannot be passed on.
 
     A certificate that names a caller counts before a token: OpenAI's clients always send one, and a mesh of certificates takes
     none.

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
 import tokenizers
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 
 from libs.conversion.archive import Refused
 from libs.conversion.formats.gguf_file import Layout, read_layout
 from libs.conversion.formats.gguf_tensors import check_architecture
 from libs.conversion.sentencepiece import BPE, CONTROL, USER_DEFINED, Piece, Pieces
-from libs.conversion.vocabularies import QWEN2_SPLIT, bpe_model, from_pieces
+from libs.conversion.vocabularies import QWEN2_SPLIT, bpe_model, from_pieces, template_processor
 from libs.conversion.writing import Progress
 
 _LLAMA3_SPLIT: Final = QWEN2_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
@@ -203,8 +203,6 @@ def _byte_level(layout: Layout, tokens: list[str]) -> str:
     config = _tokenizer_config(layout)
     if config.get("add_bos_token") and "bos_token" in config:
         bos = config["bos_token"]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, vocab[bos])]
-        )
+        tokenizer.post_processor = template_processor([bos, "$A"], [bos, "$A", f"{bos}:1", "$B:1"], [(bos, vocab[bos])])
     made: str = tokenizer.to_str()
     return made
