@@ -17,7 +17,7 @@ from tests.fuzz import conversions, mutate
 from tests.fuzz.target import Random, Target, Try
 
 _LARGE: Final = ("gigabytes of bytearray", "a million tensors", "a hundred thousand tensors", "a hundred thousand entries",
-    "deep nesting", "a zip bomb", "overlapping views")  # fmt: skip
+    "deep nesting", "a key of nested tuples", "a zip bomb", "overlapping views")  # fmt: skip
 """Left to tests/conversion: they are for the limits of the child, and an input here has at most 256 KiB."""
 
 _WORDS: Final = (
