@@ -33,7 +33,7 @@ GGUF_SETTINGS: Final = "gguf_settings.json"
 """The files that a GGUF file says the settings of, as one JSON object by name; unpacked and deleted."""
 
 BASE_FOLDER: Final = "base_model"
-"""The files of the base model that a GLiNER directory needs."""
+"""The files of the base model that a GLiNER or GLiREL directory needs."""
 
 VERSION: Final = 1
 """Of the conversion's rules. Recorded with each result; raise it when results change."""

@@ -25,6 +25,9 @@ _SETTINGS_FILES: Final = ("tokenizer_config.json", "special_tokens_map.json", "a
 _SPACE: Final = "▁"
 _SLOTS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_TOKENS: Final = 1 << 20
+_MAX_UNUSED: Final = 1_000
+"""Ids that no token has, between two that the files name."""
+
 QWEN2_SPLIT: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -226,7 +229,7 @@ def _byte_level(settings: _Settings, vocabulary: bytes, merges: bytes) -> Tokeni
     lines = _text(BPE_FILES[1], merges).split("\n")
     pairs = [_pair(line) for line in lines if line.strip() and not line.startswith("#version")]
     _bound(max(len(vocab), len(pairs)))
-    tokenizer = Tokenizer(models.BPE(vocab, pairs, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False))
+    tokenizer = Tokenizer(bpe_model(vocab, pairs, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False))
     has_space = settings.flag("add_prefix_space", False)
     if settings.name == "Qwen2":
         tokenizer.normalizer = normalizers.NFC()
@@ -236,6 +239,14 @@ def _byte_level(settings: _Settings, vocabulary: bytes, merges: bytes) -> Tokeni
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=has_space)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def bpe_model(vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> Any:
+    """Return a model of byte-pair encoding. Raises Refused for merges of pieces that the vocabulary does not have."""
+    try:
+        return models.BPE(vocab, merges, **options)
+    except Exception as error:  # the library raises no narrower class
+        raise Refused(f"has merges that do not fit its vocabulary: {str(error)[:200]}") from None
 
 
 def _pair(line: str) -> tuple[str, str]:
@@ -272,7 +283,7 @@ def _piece_model(pieces: list[tuple[str, float]], found: Pieces, unk_id: int | N
     if found.model_type != BPE:
         raise Refused(f"a SentencePiece model of type {found.model_type}; Unigram (1) and BPE (2) are converted")
     vocab = {text: number for number, (text, _) in enumerate(pieces)}
-    return models.BPE(vocab, _merges(pieces, vocab), unk_token=found.unk_piece, fuse_unk=True, byte_fallback=byte_fallback)
+    return bpe_model(vocab, _merges(pieces, vocab), unk_token=found.unk_piece, fuse_unk=True, byte_fallback=byte_fallback)
 
 
 def _merges(pieces: Sequence[tuple[str, float]], vocab: Mapping[str, int]) -> list[tuple[str, str]]:
@@ -322,8 +333,8 @@ def _around(settings: _Settings, found: Pieces) -> tuple[Any, Any, Any]:
 def _add_tokens(tokenizer: Tokenizer, settings: _Settings) -> None:
     """Add the tokens that the files name, each under the id that they give it. Raises Refused where that is not possible."""
     for number, token in settings.added.items():
-        if tokenizer.token_to_id(token.content) is None and tokenizer.get_vocab_size() != number:
-            raise Refused(f"the added token {token.content[:100]!r} has the id {number}, but {tokenizer.get_vocab_size()} is next")
+        if tokenizer.token_to_id(token.content) is None:
+            _fill(tokenizer, token, number)
         _add(tokenizer, token)
         if tokenizer.token_to_id(token.content) != number:
             raise Refused(f"the added token {token.content[:100]!r} has the id {number} in one file and another one in another")
@@ -331,6 +342,14 @@ def _add_tokens(tokenizer: Tokenizer, settings: _Settings) -> None:
     for token in settings.specials.values():
         if token.content not in known:
             _add(tokenizer, token)
+
+
+def _fill(tokenizer: Tokenizer, token: AddedToken, number: int) -> None:
+    """Add placeholders for the ids before `number` that no token has, as transformers' slow tokenizers leave them out."""
+    following = tokenizer.get_vocab_size()
+    if not 0 <= number - following <= _MAX_UNUSED:
+        raise Refused(f"the added token {token.content[:100]!r} has the id {number}, but {following} is next")
+    tokenizer.add_tokens([AddedToken(f"<|unused id {unused}|>", normalized=False) for unused in range(following, number)])
 
 
 def _add(tokenizer: Tokenizer, token: AddedToken) -> None:
@@ -354,11 +373,19 @@ def _post_processor(tokenizer: Tokenizer, settings: _Settings) -> Any:
     slots = {slot.removesuffix("_token"): _slot(tokenizer, settings, slot) for slot in settings.specials}
     used = {name: token for name, token in slots.items() if f"{{{name}}}" in pair_template}
     texts = {name: token[0] for name, token in used.items()}
-    return processors.TemplateProcessing(
-        single=[part.format(**texts) for part in single.split()],
-        pair=[part.format(**texts) for part in pair_template.split()],
-        special_tokens=list(dict.fromkeys(used.values())),
+    return template_processor(
+        [part.format(**texts) for part in single.split()],
+        [part.format(**texts) for part in pair_template.split()],
+        list(dict.fromkeys(used.values())),
     )
+
+
+def template_processor(single: list[str], pair: list[str], special: list[tuple[str, int]]) -> Any:
+    """Return what puts special tokens around texts. Raises Refused for tokens that cannot stand in a template."""
+    try:
+        return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
+    except ValueError as error:
+        raise Refused(f"has special tokens that no template can have: {str(error)[:200]}") from None
 
 
 def _with_ends(settings: _Settings) -> tuple[str, str]:

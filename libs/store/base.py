@@ -1,33 +1,37 @@
-"""Adds the files of a base model to a model whose repository lacks its tokenizer and its encoder's configuration.
+"""Adds the files of base models to a model whose repository lacks its tokenizers or its encoders' configurations.
 
-GLiNER's repositories name the base model in gliner_config.json (`model_name`). Its files are fetched from the same source, below
-`base_model/`, and `libs/conversion/gliner.py` completes the directory with them.
+GLiNER's and GLiREL's repositories name the base model in their configuration (`model_name`), and GLiNER's with two encoders the one
+for labels too (`labels_encoder`). Their files are fetched from the same source, below `base_model/` and `labels_tokenizer/`, and
+`libs/conversion/base_model.py` completes the directory with them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from libs.catalog.kinds.extraction import gliner
+from libs.catalog.kinds.extraction import gliner, glirel
 from libs.conversion.plan import BASE_FOLDER, TOKENIZER, VOCABULARY_FILES, vocabulary_of
 from libs.errors import ModelBroken, ModelNotFound
 from libs.names import is_model_id
 from libs.store.source import Remote, RemoteFile, Source
 
 _MAX_CONFIG_BYTES: Final = 1_000_000
+_SETTINGS: Final = ("config.json",)
 
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """A model with the files of its base model, as one `Remote`."""
+    """A model with files of other models in folders, as one `Remote`."""
 
     own: Remote
-    base: Remote
+    others: Mapping[str, Remote]
+    """The other models by the folder that their files are put into."""
+
     files: tuple[RemoteFile, ...]
     revision: str
 
@@ -36,41 +40,73 @@ class _Joined:
         return self.own.origin
 
     def read(self, file: RemoteFile, start: int, end: int) -> bytes:
-        name = file.path.removeprefix(f"{BASE_FOLDER}/")
-        if name == file.path:
+        folder, _, name = file.path.partition("/")
+        if folder not in self.others:
             return self.own.read(file, start, end)
-        return self.base.read(RemoteFile(name, file.size, file.digest), start, end)
+        return self.others[folder].read(RemoteFile(name, file.size, file.digest), start, end)
 
     def on_disk(self, files: Sequence[RemoteFile]) -> Path | None:
         return None
 
 
-def with_base_model(model: str, found: Remote, source: Source) -> Remote:
-    """Return the model itself, or together with the files of its base model where it lacks them.
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """Files that a model lacks. `key` of the configuration `file` names the model that has them; they are put into `folder`."""
 
-    Raises ModelBroken where the base model cannot be found, NoCapacity where a retry may help.
+    file: str
+    key: str
+    folder: str
+    names: Collection[str]
+
+
+def with_base_model(model: str, found: Remote, source: Source) -> Remote:
+    """Return the model itself, or together with the files of its base models where it lacks them.
+
+    Raises ModelBroken where a base model cannot be found, NoCapacity where a retry may help.
     """
     by_path = {file.path: file for file in found.files}
-    if gliner.FILE not in by_path or any(path.startswith(f"{BASE_FOLDER}/") for path in by_path):
+    file = next((name for name in (gliner.FILE, glirel.FILE) if name in by_path), "")
+    if not file or any(path.startswith(f"{BASE_FOLDER}/") for path in by_path):
         return found
-    config = _config(found, by_path[gliner.FILE])
-    needs_tokenizer = TOKENIZER not in by_path and not vocabulary_of(by_path)
-    if not needs_tokenizer and config.get("encoder_config"):
+    config = _config(found, by_path[file])
+    needs = _needs(file, config, by_path)
+    if not needs:
         return found
-    name = config.get("model_name")
+    others = {need.folder: _base(model, need, config.get(need.key), source) for need in needs}
+    files = [
+        RemoteFile(f"{need.folder}/{file.path}", file.size, file.digest)
+        for need in needs
+        for file in others[need.folder].files
+        if file.path in need.names
+    ]
+    revisions = " ".join([found.revision, *(base.revision for base in others.values())])
+    return _Joined(found, others, (*found.files, *files), hashlib.sha256(revisions.encode()).hexdigest()[:40])
+
+
+def _needs(file: str, config: Mapping[str, object], paths: Collection[str]) -> list[_Need]:
+    needs = []
+    needs_tokenizer = TOKENIZER not in paths and not vocabulary_of(paths)
+    if needs_tokenizer or not config.get("encoder_config"):
+        names = (*_SETTINGS, *((TOKENIZER, *VOCABULARY_FILES) if needs_tokenizer else ()))
+        needs.append(_Need(file, "model_name", BASE_FOLDER, names))
+    in_folder = [path.removeprefix(f"{gliner.LABELS_FOLDER}/") for path in paths if path.startswith(f"{gliner.LABELS_FOLDER}/")]
+    if config.get("labels_encoder") and TOKENIZER not in in_folder and not vocabulary_of(in_folder):
+        needs.append(_Need(file, "labels_encoder", gliner.LABELS_FOLDER, (*_SETTINGS, TOKENIZER, *VOCABULARY_FILES)))
+    return needs
+
+
+def _base(model: str, need: _Need, name: object, source: Source) -> Remote:
+    """The model that has the missing files. Raises ModelBroken."""
     if not isinstance(name, str) or not is_model_id(name):
         shown = repr(str(name)[:100])
-        raise ModelBroken(f"{gliner.FILE}: `model_name` is {shown}; it must name the base model of {model}, as org/name")
+        raise ModelBroken(f"{need.file}: `{need.key}` is {shown}; it must name the base model of {model}, as org/name")
     try:
         base = source.find(name)
     except ModelNotFound as error:
-        raise ModelBroken(f"{gliner.FILE}: `model_name` is {name}, the base model of {model}, which {error.message}") from error
+        raise ModelBroken(f"{need.file}: `{need.key}` is {name}, the base model of {model}, which {error.message}") from error
     if isinstance(base, Path):
-        raise ModelBroken(f"{gliner.FILE}: `model_name` is {name}, of which only a copy in this machine's cache was found")
-    wanted = {"config.json", *((TOKENIZER, *VOCABULARY_FILES) if needs_tokenizer else ())}
-    files = [RemoteFile(f"{BASE_FOLDER}/{file.path}", file.size, file.digest) for file in base.files if file.path in wanted]
-    revision = hashlib.sha256(f"{found.revision} {base.revision}".encode()).hexdigest()[:40]
-    return _Joined(found, base, (*found.files, *files), revision)
+        raise ModelBroken(f"{need.file}: `{need.key}` is {name}, of which only a copy in this machine's cache was found")
+    return base
 
 
 def _config(found: Remote, file: RemoteFile) -> dict[str, object]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from libs.catalog.checkpoint import adapter as lora
-from libs.conversion import TorchCheckpoints, convert, gliner, steps_of
+from libs.conversion import TorchCheckpoints, base_model, convert, steps_of
 from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, NoCapacity, ShoalError
 from libs.names import is_model_id
 from libs.store.base import with_base_model
@@ -138,9 +138,9 @@ class Store:
             steps = steps_of(file.path for file in files)
             if steps:
                 convert(incoming, incoming, steps, lambda name, done, total: None)
-            needs_base = gliner.is_needed(incoming)
+            needs_base = base_model.is_needed(incoming)
             if needs_base:
-                gliner.complete(incoming)
+                base_model.complete(incoming)
             if steps or needs_base:
                 self._cache.finish_conversion(model, listing, steps)
         self._cache.publish(model)

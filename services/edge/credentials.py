@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from shoal.transport.channels import ANY_ANSWER
 from shoal.transport.wire import Metadata
 
 from libs.errors import PermissionDenied, Unauthenticated
@@ -72,12 +73,14 @@ def seconds_of(headers: Mapping[str, str], default: float, longest: float) -> fl
 
 
 def metadata_of(headers: Mapping[str, str], request_id: str, certificate: Mapping[str, Any] | None, trust: Trust) -> Metadata:
-    """What goes on to the router, without the trace. Raises Problem for a credential that cannot be passed on.
+    """Return the metadata for the router, without the trace; it says that the edge reads answers of any size.
+
+    Raises Problem for a credential that cannot be passed on.
 
     A certificate that names a caller counts before a token: OpenAI's clients always send one, and a mesh of certificates takes
     none.
     """
-    metadata = [(REQUEST_ID_HEADER, request_id)]
+    metadata = [(REQUEST_ID_HEADER, request_id), *ANY_ANSWER]
     bearer = _bearer(headers)
     tenant = headers.get(TENANT_HEADER, "")
     uris = _uris(certificate)

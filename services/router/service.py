@@ -185,7 +185,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         while True:
             remaining = deadline.remaining(loop.time())
             moment = await self._admission.look(wanted, control.priority_name(request.priority), call.tenant, remaining, failed)
-            price = await _maybe_in_thread(len(call.body), partial(_price, request, check, moment, whole=whole))
+            price = await _maybe_in_thread(len(call.body), partial(_price, request, check, moment, call, whole=whole))
             self._admission.refuse(moment, price.tokens)
             refund = None if failed else await self._admission.charge(moment, price.tokens)
             try:
@@ -221,7 +221,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             return await self._dispatcher.begin(plan, deadline, on_answer, wanted=wanted, written=written)
 
 
-def _price(request: _Request, check: _Check[_Request], moment: Moment, *, whole: bool) -> _Price:
+def _price(request: _Request, check: _Check[_Request], moment: Moment, call: Call, *, whole: bool) -> _Price:
     """Refuses an invalid request, or one that its pool cannot serve; prices any other. Pure. `whole`: one message answers it."""
     snapshot = moment.snapshot
     card = snapshot.card(request.model)
@@ -230,7 +230,7 @@ def _price(request: _Request, check: _Check[_Request], moment: Moment, *, whole:
     control.refuse_broken(moment.lane, snapshot)
     costs, repeated = control.price(sizes, card, request.truncation)
     if isinstance(request, pb.EncodeRequest):
-        answers.check_encoded(request, card, costs, is_streamed=not whole)
+        answers.check_encoded(request, card, costs, is_streamed=not whole, readable=call.answer_bytes)
     return _Price(costs, repeated, sizes.read)
 
 
@@ -247,7 +247,7 @@ def _plan(request: _Request, call: Call, moment: Moment, price: _Price, tracepar
     digest = control.request_digest(call.tenant, call.request_id, call.method, call.body)
     ids = [control.job_id(digest, part) for part in parts]
     weight, deadline_ms = moment.tenant.weight, moment.now_ms + int(moment.seconds * 1000)
-    share = answers.item_share(request, len(call.body))
+    share = answers.item_share(request, len(call.body), call.answer_bytes)
     stamp = Stamp(call.request_id, deadline_ms, moment.now_ms, call.tenant, weight, traceparent, written_to, share)
     payloads = codec.job_payloads(request, parts, ids, stamp, shared)
     jobs = [

@@ -336,6 +336,7 @@ async def test_tenant_and_token_and_deadline_are_sent(connect: Connect, router: 
     assert round(router.calls[0].seconds_left, 1) <= 9.0  # gRPC rounds up what it sends.
     assert round(router.calls[1].seconds_left, 1) <= 4.0
     assert router.calls[0].metadata["user-agent"].startswith("shoal-python/")
+    assert router.calls[0].metadata["x-shoal-max-answer-bytes"] == "-1", "its channels read messages of any size"
 
 
 async def test_a_closed_client_says_so(connect: Connect, router: FakeRouter) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from libs.conversion.plan import Kind
+
 MARKER = "SHOAL_TEST_MARKER"
 """A file of this name in the working directory means that code of a checkpoint ran."""
 
@@ -100,6 +102,37 @@ def nested(depth: int) -> bytes:
     return archive(b"\x80\x02" + b"]" * depth + b"a" * (depth - 1) + b".", {})
 
 
+def nested_key(depth: int) -> bytes:
+    """A dict whose key is a tuple in a tuple in a tuple, whose hash overflows Python's stack."""
+    return archive(b"\x80\x02})" + b"\x85" * depth + b"K\x01s.", {})
+
+
+def gguf_of_numbers(arrays: int, count: int) -> bytes:
+    """A GGUF file whose metadata are lists of numbers, each of which becomes an object of Python."""
+    numbers = b"\xff\x7f" * count
+    listed = b"".join(
+        struct.pack("<Q", 4) + b"k%03d" % number + struct.pack("<IIQ", 9, 2, count) + numbers for number in range(arrays)
+    )
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, arrays) + listed
+
+
+def onnx_of_readers(nodes: int, outputs: int) -> bytes:
+    """An ONNX graph of a weight that is renamed as often as `outputs` says, with `nodes` readers of each name."""
+    renaming = _field(1, _field(1, b"a.w") + _field(2, b"x") * outputs + _field(4, b"Identity"))
+    reading = _field(1, _field(1, b"x") + _field(4, b"MatMul"))
+    weight = _field(5, b"\x08\x01\x10\x01" + _field(8, b"a.w") + _field(9, bytes(4)))
+    return _field(7, renaming + reading * nodes + weight)
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A field with a length of protobuf's wire format."""
+    size, length = len(content), bytearray()
+    while size > 0x7F:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    return bytes([number << 3 | 2, *length, size]) + content
+
+
 def overlapping_views(count: int) -> bytes:
     """Views of one storage of 4 MB that would be written as `count` tensors of almost 4 MB."""
     storage = _Storage("0", 1 << 20)
@@ -147,7 +180,8 @@ def torchscript() -> bytes:
 
 BOUNDED = (
     "os.system", "legacy with a global", "gigabytes of bytearray", "a million tensors", "a hundred thousand tensors", "a zip bomb",
-    "overlapping views", "a hundred thousand entries", "deep nesting", "a truncated archive", "a tensor that repeats one number",
+    "overlapping views", "a hundred thousand entries", "deep nesting", "a key of nested tuples", "a truncated archive",
+    "a tensor that repeats one number",
 )  # fmt: skip
 """Those that the limits of the child are measured with."""
 
@@ -191,6 +225,7 @@ HOSTILE: Mapping[str, tuple[Callable[[], bytes], str]] = {
     "a million tensors": (lambda: many_tensors(1_000_000), "bytes of names and shapes"),
     "a hundred thousand tensors": (lambda: many_tensors(100_000), "has 100,000 tensors; at most 20,000"),
     "deep nesting": (lambda: nested(1_000_000), "holds a list, not tensors by name"),
+    "a key of nested tuples": (lambda: nested_key(1_000_000), r"the process that converted it ended \(SIGSEGV\)"),
     "a wrapper of itself": (self_containing, "has no tensors by name"),
     "no tensors": (lambda: saved({"epoch": 3}), "has no tensors by name"),
     "a list": (lambda: saved([torch.zeros(2)]), "holds a list"),
@@ -208,3 +243,18 @@ HOSTILE: Mapping[str, tuple[Callable[[], bytes], str]] = {
     "no checkpoint": (lambda: b"version https://git-lfs.github.com/spec/v1\n", "is neither a zip archive"),
     "a tar": (lambda: b"storages" + bytes(249) + b"ustar\x0000", "is neither a zip archive"),
 }
+
+FOREIGN: Mapping[str, tuple[Kind, Callable[[], bytes], str]] = {
+    "lists of a GGUF file": (
+        "gguf",
+        lambda: gguf_of_numbers(15, 1 << 21),
+        "takes more than 1024 MiB of memory to read|is truncated",
+    ),
+    "settings of a GGUF file": (
+        "gguf_settings",
+        lambda: gguf_of_numbers(15, 1 << 21),
+        "the architecture ''|more than|is truncated",
+    ),
+    "readers in an ONNX graph": ("onnx", lambda: onnx_of_readers(100_000, 100_000), "takes more than 512 MiB of memory to read"),
+}
+"""Hostile files of other formats, with the conversion that refuses them; measured as BOUNDED."""

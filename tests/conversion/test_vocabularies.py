@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from libs.conversion.archive import Refused
 from libs.conversion.plan import vocabulary_of
 from libs.conversion.vocabularies import tokenizer_json
+from tests.support.sentencepieces import DEBERTA, trained
 from tests.support.texts import texts
 
 ODD = (
@@ -149,37 +150,11 @@ def test_byte_level_bpe(name: str, add_prefix_space: bool) -> None:
     same_ids(made_of({"vocab.json": vocab, "merges.txt": lines.encode(), "tokenizer_config.json": settings}), theirs)
 
 
-_TRAIN = """
-import json, sentencepiece, sys
-options = json.load(sys.stdin)
-texts, prefix = iter(options.pop("texts")), options.pop("prefix")
-sentencepiece.SentencePieceTrainer.train(sentence_iterator=texts, model_prefix=prefix, **options)
-"""
-
-
-def trained(directory: Path, **options: Any) -> Path:
-    """Train a model of 500 pieces, in a process of its own: the package crashes beside torch."""
-    common = {"vocab_size": 500, "minloglevel": 2, "hard_vocab_limit": False, "num_threads": 1, "prefix": str(directory / "spm")}
-    given = json.dumps({"texts": [text.replace("\n", " ") for text in CORPUS], **common, **options})
-    subprocess.run([sys.executable, "-c", _TRAIN], input=given, text=True, check=True, timeout=120)
-    return directory / "spm.model"
-
-
 def slow_of(path: Path, **more: Any) -> Any:
     """What the converters ask of a slow tokenizer. Ids of tokens are those of the converted vocabulary."""
     return SimpleNamespace(vocab_file=str(path), convert_tokens_to_ids=lambda token: 0, **more)
 
 
-DEBERTA = {
-    "pad_id": 0,
-    "bos_id": 1,
-    "eos_id": 2,
-    "unk_id": 3,
-    "pad_piece": "[PAD]",
-    "bos_piece": "[CLS]",
-    "eos_piece": "[SEP]",
-    "unk_piece": "[UNK]",
-}
 FAIRSEQ = {"bos_id": 1, "eos_id": 2, "unk_id": 0}
 T5 = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
 LLAMA = {
@@ -212,6 +187,14 @@ SPM_CLASSES: dict[str, tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]
         reference.DebertaV2Converter, DEBERTA, {"split_by_punct": True, "do_lower_case": True},
         {"split_by_punct": True, "do_lower_case": True}, BERT, "",
     ),
+    "DebertaV2Tokenizer, mT5's vocabulary": (
+        reference.DebertaV2Converter,
+        DEBERTA | {"byte_fallback": False, "user_defined_symbols": [f"<extra_id_{number}>" for number in range(10)]},
+        {"split_by_punct": False, "do_lower_case": False},
+        {"vocab_type": "spm"},
+        BERT,
+        "",
+    ),
     "XLMRobertaTokenizer": (reference.XLMRobertaConverter, FAIRSEQ, {}, {}, ROBERTA, "<mask>"),
     "T5Tokenizer": (reference.T5Converter, T5, {"_extra_ids": 100}, {}, {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}, ""),
     "AlbertTokenizer": (
@@ -224,7 +207,7 @@ SPM_CLASSES: dict[str, tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]
 @pytest.mark.parametrize("name", SPM_CLASSES)
 def test_sentencepiece(name: str, tmp_path: Path) -> None:
     converter, training, slow, settings, specials, lstrip = SPM_CLASSES[name]
-    path = trained(tmp_path, **({"model_type": "unigram"} | training))
+    path = trained(tmp_path, CORPUS, **({"model_type": "unigram"} | training))
     model = slow_of(path, **slow)
     model.convert_ids_to_tokens = ["<unk>", "<s>", "</s>"].__getitem__
     made = converter(model)
@@ -244,7 +227,7 @@ print(json.dumps(sentencepiece.SentencePieceProcessor(model_file=model).encode(t
 
 def test_bpe_of_llama_gives_the_ids_of_sentencepiece(tmp_path: Path) -> None:
     """transformers 5 cannot convert such a model itself, so the reference is the package that Llama's slow tokenizer calls."""
-    path = trained(tmp_path, **LLAMA)
+    path = trained(tmp_path, CORPUS, **LLAMA)
     plain = [text for text in TEXTS if text and "<" not in text and "\x00" not in text]
     run = subprocess.run(
         [sys.executable, "-c", _ENCODE],
@@ -266,6 +249,9 @@ def test_added_tokens_have_the_ids_of_their_file() -> None:
     files = {"vocab.txt": vocabulary, "config.json": {"model_type": "bert"}, "added_tokens.json": added}
     tokenizer = made_of(files)
     assert {token: tokenizer.token_to_id(token) for token in added} == added
+    gapped = made_of({**files, "added_tokens.json": {"<<ENT>>": size, "<<SEP>>": size + 3}})
+    assert [gapped.token_to_id(token) for token in added] == [size, size + 3]
+    assert gapped.encode("<<SEP>> x").ids[1] == size + 3
     with pytest.raises(Refused, match="has the id 9999"):
         made_of({**files, "added_tokens.json": {"<<ENT>>": 9_999}})
 

@@ -55,6 +55,7 @@ async def test_ids_tenant_trace_credential_and_deadline_go_on_to_the_router() ->
         seen = script.metadata[0]
         assert (seen["x-request-id"], seen["x-shoal-tenant"], seen["traceparent"]) == ("id-1", "acme", trace)
         assert seen["authorization"] == "Bearer token"
+        assert seen["x-shoal-max-answer-bytes"] == "-1", "the edge reads answers of any size"
         assert 3 < script.seconds[0] < 5.5
         await http.post(EMBED, BODY, x_stainless_read_timeout="600", api_key="azure")
         assert script.seconds[1] > 500

@@ -67,6 +67,7 @@ def all_targets(names: Collection[str] = ()) -> Mapping[str, Target]:
         "images",
         "documents",
         "torch_files",
+        "foreign_files",
         "dialects",
         "wire",
         "checkpoints",

@@ -66,10 +66,17 @@ class Reference:
 
 
 def make_reference(
-    directory: Path, config: Mapping[str, object], *, encoder: str = "bert", labels_encoder: str | None = None, seed: int = 0
+    directory: Path,
+    config: Mapping[str, object],
+    *,
+    encoder: str = "bert",
+    base: Path | None = None,
+    labels_encoder: str | None = None,
+    seed: int = 0,
 ) -> Reference:
-    """`config`: keys of gliner_config.json. Weights are drawn and scaled so that scores are spread over 0..1."""
-    base = write_checkpoint(encoder, directory / "base", positions=256, seed=seed)
+    """`config`: keys of gliner_config.json. `base`: the base model, if it is not a new one of the family `encoder`. Weights are
+    drawn and scaled so that scores are spread over 0..1."""
+    base = base or write_checkpoint(encoder, directory / "base", positions=256, seed=seed)
     settings = {"model_name": str(base), "hidden_size": HIDDEN, "max_width": WIDTH, "max_len": WORDS, **config}
     if labels_encoder is not None:
         settings["labels_encoder"] = str(write_checkpoint(labels_encoder, directory / "labels", hidden=48, seed=seed + 1))

@@ -70,10 +70,17 @@ def _in_words(text: str, spans: Sequence[Span]) -> list[list[int]]:
 
 
 def make_reference(
-    directory: Path, config: Mapping[str, object], *, encoder: str = "bert", seed: int = 0, positions: int = 256
+    directory: Path,
+    config: Mapping[str, object],
+    *,
+    encoder: str = "bert",
+    base: Path | None = None,
+    seed: int = 0,
+    positions: int = 256,
 ) -> Reference:
-    """`config`: keys of glirel_config.json over those of the published model."""
-    base = write_checkpoint(encoder, directory / "base", positions=positions, seed=seed)
+    """`config`: keys of glirel_config.json over those of the published model. `base`: the base model, if it is not a new one of the
+    family `encoder`. The package's own files are in the folder `published` of `directory`."""
+    base = base or write_checkpoint(encoder, directory / "base", positions=positions, seed=seed)
     settings = {
         "model_name": str(base), "fine_tune": True, "subtoken_pooling": "first", "hidden_size": HIDDEN, "max_width": 12,
         "max_len": WORDS, "dropout": 0.4, "rel_mode": "marker", "span_marker_mode": "markerv1", "label_embed_strategy": "both",

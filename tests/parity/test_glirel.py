@@ -329,8 +329,11 @@ def test_published_checkpoints_are_refused_with_advice(make: Make, copy: Path) -
 
 def test_every_tensor_has_a_place(copy: Path) -> None:
     tensors = load_file(copy / "model.safetensors")
-    save_file({**tensors, "coref_classifier.0.bias": torch.zeros(2)}, copy / "model.safetensors")
-    with pytest.raises(ModelBroken, match=r"model\.safetensors: tensor 'coref_classifier\.0\.bias' has no place.*glirel_config"):
+    left_over = {f"{layer}.0.bias": torch.zeros(2) for layer in ("coref_classifier", "refine_relation", "_rel_filtering")}
+    save_file({**tensors, **left_over}, copy / "model.safetensors")
+    load(copy)
+    save_file({**tensors, "other.0.bias": torch.zeros(2)}, copy / "model.safetensors")
+    with pytest.raises(ModelBroken, match=r"model\.safetensors: tensor 'other\.0\.bias' has no place.*glirel_config"):
         load(copy)
     marker = "span_rep_layer.rel_rep_layer.span_marker"
     for name in ("rnn.lstm.weight_ih_l0", f"{marker}.project_end.3.weight", "prompt_rep_layer.0.bias"):

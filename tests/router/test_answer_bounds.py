@@ -7,13 +7,18 @@ import re
 import grpc
 import pytest
 from redis.asyncio import Redis
+from shoal.transport.channels import ANY_ANSWER
 from shoal.v1 import inference_pb2 as pb
-from shoal.v1 import models_pb2, tensor_pb2
+from shoal.v1 import inference_pb2_grpc, models_pb2, tensor_pb2
 
 from libs.errors import InvalidInput
+from libs.serving.calls.call import DEFAULT_ANSWER_BYTES, answer_bytes_of
 from services.router.admission.validation import answers, limits
 from services.router.admission.validation.requests import check_extract
 from tests.router.parts import MODEL, FakeWorker, card, encode_request, refused, router
+
+ANY = answer_bytes_of("-1")
+"""What a client without a limit reads in one message."""
 
 
 def test_every_kind_of_answer_has_a_bound_that_is_in_the_table() -> None:
@@ -31,8 +36,8 @@ def test_every_field_of_an_encode_answer_is_of_a_kind_with_a_bound() -> None:
 
 def test_items_share_what_an_answer_may_have_and_as_many_bytes_as_the_request_has() -> None:
     request = pb.ExtractRequest(items=[pb.Item(text="a")] * 200)
-    assert answers.item_share(request, 359_000) == (limits.SHARED.most + 359_000) // 200
-    assert answers.item_share(pb.EncodeRequest(items=[pb.Item(text="a")] * 10_000), 100) // 8 == 419
+    assert answers.item_share(request, 359_000, ANY) == (limits.SHARED.most + 359_000) // 200
+    assert answers.item_share(pb.EncodeRequest(items=[pb.Item(text="a")] * 10_000), 100, ANY) // 8 == 419
 
 
 @pytest.mark.parametrize(("max_tokens", "allowed"), [(0, 4096), (4096, 256)])
@@ -80,27 +85,66 @@ def test_dense_vectors_beyond_one_answer_are_refused_with_what_to_do(
 ) -> None:
     request = pb.EncodeRequest(items=[pb.Item(text="a")] * (allowed + 1), data_type=data_type, dimensions=dimensions)
     with pytest.raises(InvalidInput, match="call EncodeStream") as caught:
-        answers.check_encoded(request, vectors_card(), [1] * (allowed + 1), is_streamed=False)
+        answers.check_encoded(request, vectors_card(), [1] * (allowed + 1), is_streamed=False, readable=ANY)
     found = re.search(r"send about ([\d,]+) items", caught.value.message)
     assert found is not None
     assert int(found[1].replace(",", "")) == allowed
     del request.items[allowed:]
-    answers.check_encoded(request, vectors_card(), [1] * allowed, is_streamed=False)
+    answers.check_encoded(request, vectors_card(), [1] * allowed, is_streamed=False, readable=ANY)
+
+
+@pytest.mark.parametrize(("dimensions", "allowed"), [(384, 2_730), (4096, 255)])
+def test_a_client_that_says_nothing_is_refused_what_its_grpc_would_not_read(dimensions: int, allowed: int) -> None:
+    request = pb.EncodeRequest(items=[pb.Item(text="a")] * allowed, dimensions=dimensions)
+    answers.check_encoded(request, vectors_card(), [1] * allowed, is_streamed=False, readable=DEFAULT_ANSWER_BYTES)
+    request.items.add(text="a")
+    with pytest.raises(InvalidInput, match=r"call EncodeStream.*x-shoal-max-answer-bytes \(-1: any\)"):
+        answers.check_encoded(request, vectors_card(), [1] * (allowed + 1), is_streamed=False, readable=DEFAULT_ANSWER_BYTES)
+    answers.check_encoded(request, vectors_card(), [1] * (allowed + 1), is_streamed=False, readable=8 << 20)
+
+
+def test_what_is_found_fits_what_the_client_reads() -> None:
+    request = pb.ExtractRequest(items=[pb.Item(text="a")] * 200)
+    share = answers.item_share(request, 359_000, DEFAULT_ANSWER_BYTES)
+    assert DEFAULT_ANSWER_BYTES - 2_000 < share * 200 < DEFAULT_ANSWER_BYTES
+
+
+@pytest.mark.parametrize("value", ["-2", "4 MiB", "1e6", "9" * 19, "\u0663"])
+def test_a_limit_that_is_no_number_is_refused(value: str) -> None:
+    with pytest.raises(InvalidInput, match="x-shoal-max-answer-bytes must be a number of bytes"):
+        answer_bytes_of(value)
+
+
+async def test_a_router_refuses_before_any_work_what_a_default_client_could_not_read(redis_url: str, redis: Redis) -> None:
+    """Through gRPC with its default limit, and with the metadata that says another one."""
+    request = encode_request(*["a"] * 300)
+    async with router(redis_url) as client, FakeWorker(client.address, models=[vectors_card()]).working() as worker:
+        await client.sees("w1")
+        async with grpc.aio.insecure_channel(client.address) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            refusal = await refused(stub.Encode(request, timeout=20))
+            assert (refusal.code, refusal.field) == (grpc.StatusCode.INVALID_ARGUMENT, "items")
+            assert not worker.jobs
+            assert sum([part.dense.shape[0] async for part in stub.EncodeStream(request, timeout=20)]) == 300
+        async with grpc.aio.insecure_channel(client.address, [("grpc.max_receive_message_length", -1)]) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            answer = await stub.Encode(request, timeout=20, metadata=ANY_ANSWER)
+            assert answer.dense.shape[0] == 300
 
 
 def test_multi_vectors_beyond_one_answer_are_refused_unless_they_are_pooled() -> None:
     request = pb.EncodeRequest(items=[pb.Item(text="a")] * 20, representations=[pb.REPRESENTATION_MULTI_VECTOR])
     with pytest.raises(InvalidInput, match="call EncodeStream"):
-        answers.check_encoded(request, vectors_card(), [400] * 20, is_streamed=False)
+        answers.check_encoded(request, vectors_card(), [400] * 20, is_streamed=False, readable=ANY)
     request.pooling_factor = 4
-    answers.check_encoded(request, vectors_card(), [400] * 20, is_streamed=False)
+    answers.check_encoded(request, vectors_card(), [400] * 20, is_streamed=False, readable=ANY)
 
 
 def test_a_stream_of_more_vectors_than_its_bound_is_refused() -> None:
     request = pb.EncodeRequest(items=[pb.Item(text="a")] * 600, representations=[pb.REPRESENTATION_MULTI_VECTOR])
-    answers.check_encoded(request, vectors_card(), [400] * 600, is_streamed=True)
+    answers.check_encoded(request, vectors_card(), [400] * 600, is_streamed=True, readable=DEFAULT_ANSWER_BYTES)
     with pytest.raises(InvalidInput, match=r"send about 5[0-9][0-9] items") as caught:
-        answers.check_encoded(request, vectors_card(), [500] * 600, is_streamed=True)
+        answers.check_encoded(request, vectors_card(), [500] * 600, is_streamed=True, readable=DEFAULT_ANSWER_BYTES)
     assert "EncodeStream" not in caught.value.message
 
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
 import tokenizers
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 
 from libs.conversion.archive import Refused
 from libs.conversion.formats.gguf_file import Layout, read_layout
 from libs.conversion.formats.gguf_tensors import check_architecture
 from libs.conversion.sentencepiece import BPE, CONTROL, USER_DEFINED, Piece, Pieces
-from libs.conversion.vocabularies import QWEN2_SPLIT, from_pieces
+from libs.conversion.vocabularies import QWEN2_SPLIT, bpe_model, from_pieces, template_processor
 from libs.conversion.writing import Progress
 
 _LLAMA3_SPLIT: Final = QWEN2_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
@@ -177,18 +177,22 @@ def _tokenizer(layout: Layout) -> str:
     return _byte_level(layout, tokens)
 
 
+def _pair(line: str) -> tuple[str, str]:
+    match line.split(" "):
+        case [left, right]:
+            return left, right
+    raise Refused(f"has the merge {line[:100]!r} in tokenizer.ggml.merges, which is not two pieces")
+
+
 def _byte_level(layout: Layout, tokens: list[str]) -> str:
     pre = str(layout.values.get("tokenizer.ggml.pre", ""))
     if pre not in _BYTE_LEVEL:
         raise Refused(f"splits texts by the rules {pre[:40]!r}; {', '.join(_BYTE_LEVEL)} are known")
-    merges = [tuple(line.split(" ")) for line in layout.texts("tokenizer.ggml.merges")]
-    if any(len(pair) != 2 for pair in merges):
-        raise Refused("has a merge in tokenizer.ggml.merges that is not two pieces")
+    merges = [_pair(line) for line in layout.texts("tokenizer.ggml.merges")]
     vocab = {token: number for number, token in enumerate(tokens)}
     if len(vocab) < len(tokens):
         raise Refused("has a token twice in tokenizer.ggml.tokens")
-    model: Any = models.BPE(vocab, merges, fuse_unk=False, ignore_merges=pre == "llama-bpe")  # type: ignore[arg-type]
-    tokenizer = Tokenizer(model)
+    tokenizer = Tokenizer(bpe_model(vocab, merges, fuse_unk=False, ignore_merges=pre == "llama-bpe"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(list(_BYTE_LEVEL[pre]))
     tokenizer.decoder = decoders.ByteLevel()
     kinds = _numbers(layout, "tokenizer.ggml.token_type", len(tokens))
@@ -199,8 +203,6 @@ def _byte_level(layout: Layout, tokens: list[str]) -> str:
     config = _tokenizer_config(layout)
     if config.get("add_bos_token") and "bos_token" in config:
         bos = config["bos_token"]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, vocab[bos])]
-        )
+        tokenizer.post_processor = template_processor([bos, "$A"], [bos, "$A", f"{bos}:1", "$B:1"], [(bos, vocab[bos])])
     made: str = tokenizer.to_str()
     return made

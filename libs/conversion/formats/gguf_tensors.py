@@ -115,8 +115,12 @@ def _output(tensor: Stored, layout: Layout, mapping: mmap.mmap) -> Output:
             if kind.name in _PLAIN and not is_offset:
                 yield part.tobytes()
                 continue
-            numbers = dequantize(np.ascontiguousarray(part), kind)
-            yield (numbers - np.float32(1) if is_offset else numbers).astype("<f4").tobytes()
+            with np.errstate(
+                all="ignore"
+            ):  # a scale that is not finite makes numbers that are not, as the package's own reader does
+                numbers = dequantize(np.ascontiguousarray(part), kind)
+                made = numbers - np.float32(1) if is_offset else numbers
+            yield made.astype("<f4").tobytes()
 
     is_plain = kind.name in _PLAIN and not is_offset
     shape = tensor.shape if order is None or len(tensor.shape) > 1 else (rows * columns,)

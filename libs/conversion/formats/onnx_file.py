@@ -193,7 +193,7 @@ def _output(name: str, weight: _Weight, mapping: mmap.mmap) -> Output:
 
     def blocks() -> Iterator[bytes]:
         if not numbers.ndim or not numbers.size:
-            yield numbers.tobytes() if scale is None else ((numbers.astype("<f4") - zero) * scale).astype("<f4").tobytes()
+            yield numbers.tobytes() if scale is None else _dequantised(numbers, scale, zero)
             return
         step = max(1, BLOCK_NUMBERS // max(1, numbers.size // numbers.shape[0]))
         for begin in range(0, numbers.shape[0], step):
@@ -202,9 +202,14 @@ def _output(name: str, weight: _Weight, mapping: mmap.mmap) -> Output:
                 yield part.tobytes()
                 continue
             own = [one[begin : begin + step] if one.ndim == numbers.ndim and one.shape[0] > 1 else one for one in (scale, zero)]
-            yield ((part.astype(np.float32) - own[1]) * own[0]).astype("<f4").tobytes()
+            yield _dequantised(part, own[0], own[1])
 
     return Output(name, kind, tuple(numbers.shape), blocks)
+
+
+def _dequantised(numbers: Any, scale: Any, zero: Any) -> bytes:
+    with np.errstate(all="ignore"):  # a scale that is not finite makes numbers that are not
+        return bytes(((numbers.astype(np.float32) - zero) * scale).astype("<f4").tobytes())
 
 
 def _read(mapping: mmap.mmap) -> _Graph:

@@ -13,13 +13,21 @@ from libs.serving.security.identity import ANONYMOUS, Identity, is_printable
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 TENANT_HEADER: Final = "x-shoal-tenant"
+ANSWER_HEADER: Final = "x-shoal-max-answer-bytes"
+"""How many bytes of one message the client reads, which gRPC does not say on the wire; -1: any number."""
+
+DEFAULT_ANSWER_BYTES: Final = 4 << 20
+"""gRPC's default of `grpc.max_receive_message_length` in all languages."""
+
+_ANY_BYTES: Final = 1 << 62
+_MAX_DIGITS: Final = 18
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """One RPC: its method (`/package.Service/Method`), its ids, the request's bytes as received, and the caller's identity.
 
-    `tenant` is the authorised one, not just the one that the caller named.
+    `tenant` is the authorised one, not just the one that the caller named. `answer_bytes`: what the caller reads in one message.
     """
 
     method: str
@@ -27,6 +35,7 @@ class Call:
     tenant: str
     body: bytes
     identity: Identity = ANONYMOUS
+    answer_bytes: int = DEFAULT_ANSWER_BYTES
 
 
 _CURRENT: ContextVar[Call] = ContextVar("shoal_call")
@@ -61,3 +70,14 @@ def checked_id(value: str, default: str, name: str) -> str:
     if not is_printable(value):
         raise InvalidInput(f"metadata {name} must be 1..128 printable ASCII characters without spaces", field=name)
     return value
+
+
+def answer_bytes_of(value: str) -> int:
+    """Return how many bytes a client reads in one message, of its metadata ANSWER_HEADER. Raises InvalidInput."""
+    if not value:
+        return DEFAULT_ANSWER_BYTES
+    if value == "-1":
+        return _ANY_BYTES
+    if not (value.isascii() and value.isdigit()) or len(value) > _MAX_DIGITS:
+        raise InvalidInput(f"metadata {ANSWER_HEADER} must be a number of bytes, or -1 for any", field=ANSWER_HEADER)
+    return int(value)

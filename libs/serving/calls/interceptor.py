@@ -28,9 +28,11 @@ from libs.names import is_model_id
 from libs.serving.calls.arrivals import Arrivals
 from libs.serving.calls.bounds import MOST_CALLS, Bound, InFlight
 from libs.serving.calls.call import (
+    ANSWER_HEADER,
     REQUEST_ID_HEADER,
     TENANT_HEADER,
     Call,
+    answer_bytes_of,
     checked_id,
     enter_call,
     headers_of,
@@ -159,6 +161,7 @@ class _Admitted:
 
     caller: Identity
     tenant: str
+    answer_bytes: int
 
 
 class _Behaviour:
@@ -244,7 +247,7 @@ class _Behaviour:
         claimed = headers.get(REQUEST_ID_HEADER, "")
         if claimed != REQUEST_ID.get():
             checked_id(claimed, "", REQUEST_ID_HEADER)
-        return _Admitted(caller, tenant)
+        return _Admitted(caller, tenant, answer_bytes_of(headers.get(ANSWER_HEADER, "")))
 
     async def _read(self, admitted: _Admitted, context: Context) -> Message:
         """Reads and parses the request. Raises InvalidInput; DeadlinePassed if it does not arrive in time; NoCapacity if much more
@@ -257,7 +260,7 @@ class _Behaviour:
             body = await _read_large(context)
         if not isinstance(body, bytes):  # the end
             raise InvalidInput("the call came without a request")
-        enter_call(Call(self._method, REQUEST_ID.get(), admitted.tenant, body, admitted.caller))
+        enter_call(Call(self._method, REQUEST_ID.get(), admitted.tenant, body, admitted.caller, admitted.answer_bytes))
         request = await self._parsed(body)
         # Not validated yet: only a model id may go into logs, spans and the audit, no other text of a caller.
         model = str(getattr(request, "model", ""))

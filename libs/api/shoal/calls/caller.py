@@ -21,6 +21,7 @@ from shoal.requests.plan import Plan
 from shoal.requests.splitting import spans
 from shoal.results import Skipped
 from shoal.transport.addresses import Addresses
+from shoal.transport.channels import ANY_ANSWER
 from shoal.transport.methods import Method
 from shoal.transport.wire import Metadata, Transport, Wire
 
@@ -115,7 +116,7 @@ class Caller:
         router."""
         address, request_id = self._addresses.current, uuid.uuid4().hex
         try:
-            yield address, (("x-request-id", request_id), *self._metadata())
+            yield address, (("x-request-id", request_id), *ANY_ANSWER, *self._metadata())
         except ShoalError as error:
             error.request_id = request_id
             if isinstance(error, (CannotConnect, Draining)):
@@ -162,7 +163,7 @@ class Caller:
     async def _send(self, wire: Wire, path: str, send: Send[T], timeout: float | None) -> T:
         request_id = uuid.uuid4().hex  # The same for all tries, by which the mesh recognises the request.
         with call_span(path, request_id) as span:
-            metadata = (("x-request-id", request_id), *span.metadata, *self._metadata())
+            metadata = (("x-request-id", request_id), *span.metadata, *ANY_ANSWER, *self._metadata())
             return await self._retry(wire, send, timeout, metadata, span)
 
     async def _retry(self, wire: Wire, send: Send[T], timeout: float | None, metadata: Metadata, span: CallSpan) -> T:

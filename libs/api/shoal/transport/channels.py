@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import grpc
 
@@ -127,6 +127,11 @@ class Channels(Generic[C]):
         if self._pem is None:
             return None
         return grpc.ssl_channel_credentials(*self._pem)
+
+
+ANY_ANSWER: Final = (("x-shoal-max-answer-bytes", "-1"),)
+"""Metadata by which a router knows what `grpc.max_receive_message_length` of `channel_options` is: it is not sent by gRPC, and a
+router takes gRPC's default of 4 MiB for a client that does not say."""
 
 
 def channel_options(address: str, tls: Tls | None) -> list[tuple[str, str | int]]:

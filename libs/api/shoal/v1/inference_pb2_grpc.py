@@ -10,15 +10,16 @@ class InferenceServiceStub(object):
     """Runs models. A model is a name in the request: it is loaded when first asked for, and the request waits for it.
 
     Metadata read from every call: `x-request-id` (idempotency key, 1..128 printable ASCII characters; repeat it on a retry) and
-    `x-shoal-tenant` (who is asking, for fair queueing; default "default"). Without a deadline a call has 60 s.
+    `x-shoal-tenant` (who is asking, for fair queueing; default "default"), and `x-shoal-max-answer-bytes` (how many bytes of one message
+    the client reads, its `grpc.max_receive_message_length`; -1: any; default 4 MiB, as gRPC's). Without a deadline a call has 60 s.
     Errors carry one google.rpc.ErrorInfo (domain "shoal"); INVALID_ARGUMENT also a google.rpc.BadRequest with the field's path;
     what is worth repeating also a google.rpc.RetryInfo.
 
     A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
     query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
-    The answer of each kind has a limit, which is known before any work is done: see EncodeRequest and ExtractRequest. Most clients of
-    gRPC refuse what is above 4 MiB when all the work is done, unless their `grpc.max_receive_message_length` allows more: 2,730 vectors
-    of 384 float32 numbers fit, or 255 of 4,096. For more vectors there is EncodeStream, whose messages are below that.
+    The answer of each kind has a limit, which is known before any work is done: see EncodeRequest and ExtractRequest. Vectors that are
+    larger than what the client reads are refused as well: by default 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096. For more
+    vectors there is EncodeStream, whose messages are below that.
     """
 
     def __init__(self, channel):
@@ -63,15 +64,16 @@ class InferenceServiceServicer(object):
     """Runs models. A model is a name in the request: it is loaded when first asked for, and the request waits for it.
 
     Metadata read from every call: `x-request-id` (idempotency key, 1..128 printable ASCII characters; repeat it on a retry) and
-    `x-shoal-tenant` (who is asking, for fair queueing; default "default"). Without a deadline a call has 60 s.
+    `x-shoal-tenant` (who is asking, for fair queueing; default "default"), and `x-shoal-max-answer-bytes` (how many bytes of one message
+    the client reads, its `grpc.max_receive_message_length`; -1: any; default 4 MiB, as gRPC's). Without a deadline a call has 60 s.
     Errors carry one google.rpc.ErrorInfo (domain "shoal"); INVALID_ARGUMENT also a google.rpc.BadRequest with the field's path;
     what is worth repeating also a google.rpc.RetryInfo.
 
     A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
     query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
-    The answer of each kind has a limit, which is known before any work is done: see EncodeRequest and ExtractRequest. Most clients of
-    gRPC refuse what is above 4 MiB when all the work is done, unless their `grpc.max_receive_message_length` allows more: 2,730 vectors
-    of 384 float32 numbers fit, or 255 of 4,096. For more vectors there is EncodeStream, whose messages are below that.
+    The answer of each kind has a limit, which is known before any work is done: see EncodeRequest and ExtractRequest. Vectors that are
+    larger than what the client reads are refused as well: by default 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096. For more
+    vectors there is EncodeStream, whose messages are below that.
     """
 
     def Encode(self, request, context):
@@ -181,15 +183,16 @@ class InferenceService(object):
     """Runs models. A model is a name in the request: it is loaded when first asked for, and the request waits for it.
 
     Metadata read from every call: `x-request-id` (idempotency key, 1..128 printable ASCII characters; repeat it on a retry) and
-    `x-shoal-tenant` (who is asking, for fair queueing; default "default"). Without a deadline a call has 60 s.
+    `x-shoal-tenant` (who is asking, for fair queueing; default "default"), and `x-shoal-max-answer-bytes` (how many bytes of one message
+    the client reads, its `grpc.max_receive_message_length`; -1: any; default 4 MiB, as gRPC's). Without a deadline a call has 60 s.
     Errors carry one google.rpc.ErrorInfo (domain "shoal"); INVALID_ARGUMENT also a google.rpc.BadRequest with the field's path;
     what is worth repeating also a google.rpc.RetryInfo.
 
     A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
     query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
-    The answer of each kind has a limit, which is known before any work is done: see EncodeRequest and ExtractRequest. Most clients of
-    gRPC refuse what is above 4 MiB when all the work is done, unless their `grpc.max_receive_message_length` allows more: 2,730 vectors
-    of 384 float32 numbers fit, or 255 of 4,096. For more vectors there is EncodeStream, whose messages are below that.
+    The answer of each kind has a limit, which is known before any work is done: see EncodeRequest and ExtractRequest. Vectors that are
+    larger than what the client reads are refused as well: by default 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096. For more
+    vectors there is EncodeStream, whose messages are below that.
     """
 
     @staticmethod

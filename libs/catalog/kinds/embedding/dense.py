@@ -9,6 +9,7 @@ from libs.catalog.card import Card, DenseModule, Scoring
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.catalog.checkpoint.files import Config
 from libs.catalog.kinds.embedding.gritlm import gritlm, is_gritlm
+from libs.catalog.kinds.embedding.voyage import is_voyage, voyage
 from libs.errors import ModelBroken
 
 _HIDDEN_KEYS = ("hidden_size", "dim", "d_model", "n_embd")
@@ -40,6 +41,8 @@ def dense(files: Checkpoint, card: Card) -> Card:
         scoring=similarity(files.top),
         notes=_ambiguous(files),
     )
+    if is_voyage(files.config.values):
+        return voyage(files, card)
     if not is_gritlm(files.config.values):
         return card
     return replace(gritlm(card), dimensions=hidden_size(files.config))

@@ -1,7 +1,8 @@
 """Zero-shot relation models of the glirel package (GLiREL, arXiv 2501.03172): glirel_config.json, and a Card from it.
 
-The package's own checkpoints are a torch checkpoint, which the store converts, and a configuration that only names the encoder.
-Served is a directory with the encoder's configuration in glirel_config.json, and tokenizer.json (docs/api.md has the steps).
+The package's own checkpoints are a torch checkpoint and a configuration that only names the encoder: the store converts the one and
+completes the other (`libs/conversion/base_model.py`). Served is a directory with the encoder's configuration in glirel_config.json,
+and tokenizer.json (docs/api.md has the steps for directories outside the store).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ FILE: Final = "glirel_config.json"
 LABEL_MARKER: Final = "[REL]"
 TEXT_MARKER: Final = "[SEP]"
 ADVICE: Final = (
-    "Put into one directory the weights; tokenizer.json, the encoder's tokenizer with the tokens that the glirel package adds; and "
+    "By its id from a store, it is fetched together with its base model. For a directory, put into it the weights; tokenizer.json, "
+    "the encoder's tokenizer with the tokens that the glirel package adds; and "
     "glirel_config.json with one more key, `encoder_config`, the encoder's config.json with that tokenizer's `vocab_size`. A few "
     "lines with the glirel package (1.2.1) do it: docs/api.md, Converting GLiREL"
 )
@@ -44,7 +46,7 @@ class Glirel:
 
     `hidden`: width of the states of words and labels. `max_words`: of a text. `pooling`: of a word's tokens. `label_states`: a
     label is its marker's state, that of its first token, or the mean of both. `farthest`: the largest distance in words from a head
-    back to a tail before it; None: unlimited. `has_coreference`: there are tensors for coreference, which scores do not need.
+    back to a tail before it; None: unlimited.
     """
 
     hidden: int
@@ -53,7 +55,6 @@ class Glirel:
     label_states: LabelStates
     scorer: Scorer
     farthest: int | None
-    has_coreference: bool
 
 
 def is_glirel(directory: Path) -> bool:
@@ -99,7 +100,6 @@ def read_glirel(directory: Path) -> Glirel:
         label_states=label_states,
         scorer=_scorer(config),
         farthest=None if farthest is None else config.number("max_entity_pair_distance"),
-        has_coreference=config.flag("coref_classifier"),
     )
 
 

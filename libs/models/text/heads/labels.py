@@ -33,7 +33,7 @@ class Layout:
     """The names of the layers in the checkpoint (stems after the family's prefix; empty: absent), activation and pooling.
 
     `function`: of `dense`, unless `function_key` of config.json names it. `eps_key`: the key of LayerNorm's epsilon. `pooling`: the
-    state that is classified, unless `pooling_key` says "cls" or "mean".
+    state that is classified, unless `pooling_key` names another. `divisor_key`: the key of the number that divides logits.
     """
 
     classifier: str
@@ -44,12 +44,16 @@ class Layout:
     eps_key: str = ""
     pooling: Pooling = "first"
     pooling_key: str = ""
+    divisor_key: str = ""
 
 
 _BERT = Layout("classifier", dense="pooler.dense", function="tanh")
 _ROBERTA = Layout("classifier.out_proj", dense="classifier.dense", function="tanh")
 LANGUAGE_MODEL = Layout("score", pooling="last")
 """Decoders classify their last token that is not `pad_token_id`, as transformers does (`WithoutPadding`)."""
+
+_NEMOTRON = Layout("score", pooling="mean", pooling_key="pooling", divisor_key="temperature")
+"""NVIDIA's Llama that sees both sides, as its own code classifies: llama-nemotron-rerank."""
 
 LAYOUTS: dict[str, Layout] = {
     "bart": Layout("classification_head.out_proj", dense="classification_head.dense", function="tanh", pooling="last"),
@@ -77,7 +81,7 @@ LAYOUTS: dict[str, Layout] = {
     "gemma": LANGUAGE_MODEL,
     "gemma3_text": LANGUAGE_MODEL,
     "llama": LANGUAGE_MODEL,
-    "llama_bidirec": LANGUAGE_MODEL,
+    "llama_bidirec": _NEMOTRON,
     "mistral": LANGUAGE_MODEL,
     "qwen2": LANGUAGE_MODEL,
     "qwen3": LANGUAGE_MODEL,
@@ -106,6 +110,7 @@ class Classifier(nn.Module):
         self.out = HeadLinear(state, "classifier", "identity")
         self._eps = config.number(layout.eps_key, 1e-5) if layout.eps_key else 0.0
         self._function = _function(layout, config)
+        self._divisor = config.positive(layout.divisor_key, 1.0) if layout.divisor_key else 1.0
 
     def forward(self, states: Tensor) -> Tensor:
         x = states.float()
@@ -113,7 +118,7 @@ class Classifier(nn.Module):
             x = self._function(self.dense.forward(x))
         if self.norm_weight is not None:
             x = layer_norm(x, self.norm_weight, self.norm_bias, self._eps)
-        return self.out.forward(x)
+        return self.out.forward(x) / self._divisor
 
 
 class LabelsHead(nn.Module):
@@ -144,7 +149,7 @@ def text_layout(family: str) -> Layout:
 
 
 def token_layout(family: str) -> Layout:
-    if family in _SCORE_OF_TOKENS or LAYOUTS.get(family) is LANGUAGE_MODEL:
+    if family in _SCORE_OF_TOKENS or LAYOUTS.get(family) in (LANGUAGE_MODEL, _NEMOTRON):
         return Layout("score")
     return LAYOUTS[family] if family in _OF_TOKENS else Layout("classifier")
 
@@ -159,8 +164,10 @@ def pooling_of(layout: Layout, config: Config) -> Pooling:
     """Raises ModelBroken for a value of config.json that is not known."""
     if not layout.pooling_key:
         return layout.pooling
-    names: dict[str, Pooling] = {"cls": "first", "mean": "mean"}
-    name = config.text(layout.pooling_key, "cls")
+    if not config.has(layout.pooling_key):
+        return layout.pooling
+    names: dict[str, Pooling] = {"cls": "first", "mean": "mean", "avg": "mean", "last": "last"}
+    name = config.text(layout.pooling_key)
     if name not in names:
         raise config.unsupported(layout.pooling_key, f"supported are {', '.join(names)}")
     return names[name]

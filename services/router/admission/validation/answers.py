@@ -13,6 +13,7 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2
 
 from libs.errors import InvalidInput
+from libs.serving.calls.call import ANSWER_HEADER
 from services.router.admission.validation import limits
 from services.router.admission.validation.limits import Limit
 
@@ -33,6 +34,9 @@ BOUNDS: Final[Mapping[str, tuple[Limit, ...]]] = {
 DEFAULT_TOKENS: Final = 256
 """Tokens of a text where the request does not say: what workers take where the checkpoint does not say either."""
 
+FRAME_BYTES: Final = 512
+"""Of an answer besides its results: the revision, usage, timings and the shape of a tensor."""
+
 _NUMBER_BITS: Final[Mapping[int, int]] = {
     tensor_pb2.DATA_TYPE_FLOAT16: 16,
     tensor_pb2.DATA_TYPE_BFLOAT16: 16,
@@ -43,11 +47,12 @@ _NUMBER_BITS: Final[Mapping[int, int]] = {
 """Of a number of a vector; 32 of any other type."""
 
 
-def item_share(request: pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest, request_bytes: int) -> int:
-    """The most bytes that one item may take in the answer of a request of so many bytes."""
+def item_share(request: pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest, request_bytes: int, readable: int) -> int:
+    """The most bytes that one item may take in the answer of a request of so many bytes, to a client that reads so many."""
     match request:
         case pb.ExtractRequest():
-            return (limits.SHARED.most + request_bytes) // len(request.items)
+            most = min(limits.SHARED.most + request_bytes, max(0, readable - FRAME_BYTES))
+            return most // len(request.items)
         case pb.EncodeRequest():
             return limits.SPARSE.most // len(request.items)
     return 0
@@ -65,7 +70,7 @@ def check_written(task: pb.TextTask, pages: Iterable[int], items: int) -> None:
 
 
 def check_encoded(
-    request: pb.EncodeRequest, card: models_pb2.ModelCard | None, tokens: Sequence[int], *, is_streamed: bool
+    request: pb.EncodeRequest, card: models_pb2.ModelCard | None, tokens: Sequence[int], *, is_streamed: bool, readable: int
 ) -> None:
     """Check the size of a request's vectors.
 
@@ -74,13 +79,15 @@ def check_encoded(
         card: of its model; None where no worker has read it.
         tokens: estimates for each item.
         is_streamed: whether many messages answer it (EncodeStream), or one.
+        readable: how many bytes the client reads in one message.
 
     Raises InvalidInput if the vectors are more than its answer may have.
     """
     if card is None:
         return
     numbers = len(request.items) * (request.dimensions or card.dimensions) + sum(tokens) * card.multi_vector_dimensions
-    if 4 * numbers <= limits.ENCODED.most:  # Few requests have more, so this is all that most of them cost.
+    whole = min(limits.ENCODED.most, max(0, readable - FRAME_BYTES))
+    if 4 * numbers <= whole:  # Few requests have more, so this is all that most of them cost.
         return
     forms = set(request.representations or card.representations[:1])
     bits = _NUMBER_BITS.get(request.data_type, 32)
@@ -89,10 +96,16 @@ def check_encoded(
         size += len(request.items) * (request.dimensions or card.dimensions) * bits // 8
     if pb.REPRESENTATION_MULTI_VECTOR in forms:
         size += sum(tokens) // max(1, request.pooling_factor) * card.multi_vector_dimensions * bits // 8
-    most = limits.STREAMED.most if is_streamed else limits.ENCODED.most
+    most = limits.STREAMED.most if is_streamed else whole
     if size > most:
         allowed = max(1, len(request.items) * most // size)
         message = f"items has {len(request.items):,} entries with vectors of about {size:,} bytes; one answer has at most {most:,}:"
         instead = f"send about {allowed:,} items at a time, or ask for a smaller data type"
-        instead = instead if is_streamed else f"call EncodeStream, {instead}"
+        if not is_streamed:
+            instead = f"call EncodeStream, {instead}"
+        if not is_streamed and whole < limits.ENCODED.most:
+            instead += (
+                f"; or raise grpc.max_receive_message_length of the client and say so by the metadata {ANSWER_HEADER} "
+                f"(-1: any), which allows {limits.ENCODED.most:,} bytes"
+            )
         raise InvalidInput(f"{message} {instead}", field="items")

@@ -1,10 +1,12 @@
 """Qwen2 and Qwen3: Llama with QKV biases (2) or QK norm (3).
 
-Causal, unless the config says otherwise (gte-Qwen2). With `use_sliding_window`, layers from `max_window_layers` on have a window.
+Causal, unless the config says otherwise (gte-Qwen2) or names Voyage's architecture. With `use_sliding_window`, layers from
+`max_window_layers` on have a window.
 """
 
 from __future__ import annotations
 
+from libs.catalog.kinds.embedding.voyage import is_voyage
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.text.families.decoders import llama
@@ -27,7 +29,7 @@ _FIRST_SLIDING_LAYER = 28
 
 def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
-    causal = config.flag("is_causal", True)
+    causal = config.flag("is_causal", not is_voyage(config.values))
     windows = _windows(config, causal)
     if config.text("model_type") == "qwen2":
         return PackedEncoder(decoder_spec(config, causal=causal, windows=windows, qkv_bias=True), token_embedding(config))

@@ -16,6 +16,8 @@ from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import HeadRule
 
 _PAIRS = "span_rep_layer.rel_rep_layer"
+_NOT_USED = ("coref_classifier.", "refine_relation.", "refine_prompt.", "_rel_filtering.")
+"""Layers of training. The package loads weights without them, and answers without them where its configuration allows it at all."""
 
 
 def head_table(card: Card) -> dict[str, HeadRule]:
@@ -44,7 +46,7 @@ def build(parts: Parts) -> Built:
         pair.inner,
         scorer,
     )
-    if settings.has_coreference:
-        state.drop("coref_classifier.")  # the package computes it and answers without it
+    for stem in _NOT_USED:
+        state.drop(stem)
     state.check_all_used()
     return Built({"relations": head}, GlirelProcessor(parts.card, settings, frame))

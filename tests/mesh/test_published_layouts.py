@@ -1,0 +1,150 @@
+"""Published models, laid out as the hub has them, are asked for by name: the first request is answered, and as the same weights
+are that the models' packages save as safetensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import shoal
+from shoal.cli import main
+from typer.testing import CliRunner
+
+from tests.mesh import published_layouts
+from tests.mesh.published_layouts import Published
+from tests.parity import glirel_models
+from tests.parity.gliner_models import LABELS, TEXTS
+from tests.parity.image_models import pictures
+from tests.store.fake_hub import FakeHub, serving
+from tests.support.cluster import Cluster
+
+# transformers, gliner and glirel warn of their own future.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+M3: Final = "BAAI/bge-m3"
+URCHADE: Final = "urchade/gliner_small-v2.1"
+RELATIONS: Final = "Programs such as the GPL, which users run, are free software."
+SPANS: Final = glirel_models.spans_of(RELATIONS, "GPL", "users", "free software")
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    return published_layouts.write(tmp_path_factory.mktemp("published"))
+
+
+@pytest.fixture(scope="module")
+def hub(published: Published) -> Iterator[FakeHub]:
+    with serving(FakeHub(models=dict(published.hub))) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def mesh(published: Published, hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("mesh")
+    twins = ":".join(f"{twin(model)}={path}" for model, path in published.twins.items())
+    environment = {
+        "SHOAL_STORES": "hf",
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(directory / "hf"),
+        "HF_HUB_OFFLINE": "0",
+    }
+    with Cluster(directory, models=twins, environment=environment) as cluster:
+        yield cluster
+
+
+def twin(model: str) -> str:
+    return f"twin/{model.replace('/', '-')}"
+
+
+def run(mesh: Cluster, *arguments: str) -> Any:
+    """What a command prints, as JSON."""
+    ran = CliRunner().invoke(main.build(), [*arguments, "--address", mesh.address, "--timeout", "120", "--json"])
+    assert ran.exit_code == 0, ran.output
+    return json.loads(ran.stdout)
+
+
+def entities(client: shoal.Client, model: str) -> object:
+    found = client.extract(model, TEXTS, task=shoal.Entities(labels=LABELS, threshold=0.3), timeout=120)
+    assert sum(len(one.entities) for one in found) > 3
+    return [one.entities for one in found]
+
+
+def relations(client: shoal.Client, model: str) -> object:
+    task = shoal.Relations(labels=glirel_models.LABELS, threshold=0.0, entities=[SPANS])
+    found = client.extract(model, [RELATIONS], task=task, timeout=120)
+    assert found[0].relations
+    return found[0].relations
+
+
+def joint(client: shoal.Client, model: str) -> object:
+    task = shoal.Relations(labels=["part of"], entity_labels=LABELS, threshold=0.1)
+    found = client.extract(model, TEXTS[2:], task=task, timeout=120)
+    return [(one.entities, one.relations) for one in found]
+
+
+def lines(client: shoal.Client, model: str) -> object:
+    found = client.extract(model, pictures()[:2], shoal.ReadText(max_tokens=8), timeout=120)
+    assert any(one.text for one in found)
+    return [one.text for one in found]
+
+
+ASKED: Final[dict[str, Callable[[shoal.Client, str], object]]] = {
+    "urchade/gliner_multi-v2.1": entities,
+    "EmergentMethods/gliner_large_news-v2.1": entities,
+    "numind/NuNER_Zero": entities,
+    "gliner-community/gliner_small-v2.5": entities,
+    "knowledgator/gliner-pii-small-v1.0": entities,
+    "knowledgator/gliner-bi-small-v2.0": entities,
+    "knowledgator/gliner-relex-large-v1.0": joint,
+    "NeuML/gliner-bert-tiny": entities,
+    "jackboyla/glirel-large-v0": relations,
+    "microsoft/trocr-base-printed": lines,
+}
+
+
+def test_bge_m3_answers_the_command_line_by_name(mesh: Cluster) -> None:
+    items = run(mesh, "encode", M3, *TEXTS)["items"]
+    with shoal.Client(mesh.address) as client:
+        found, wanted = (
+            client.encode(model, TEXTS, representations=["dense", "sparse", "multi_vector"]) for model in (M3, twin(M3))
+        )
+    assert found.dense is not None
+    assert wanted.dense is not None
+    np.testing.assert_array_equal(found.dense, wanted.dense)
+    np.testing.assert_allclose([item["dense"] for item in items], wanted.dense, rtol=0, atol=1e-6)
+    assert found.sparse is not None
+    assert wanted.sparse is not None
+    assert [[list(part) for part in row] for row in found.sparse] == [[list(part) for part in row] for row in wanted.sparse]
+    assert found.multi_vector is not None
+    assert wanted.multi_vector is not None
+    for rows, same in zip(found.multi_vector, wanted.multi_vector, strict=True):
+        np.testing.assert_array_equal(rows, same)
+
+
+def test_urchade_gliner_answers_the_command_line_by_name(mesh: Cluster) -> None:
+    labels = [argument for label in LABELS for argument in ("--label", label)]
+    found = run(mesh, "extract", "entities", URCHADE, TEXTS[2], *labels, "--threshold", "0.3")
+    with shoal.Client(mesh.address) as client:
+        wanted = client.extract(twin(URCHADE), TEXTS[2:3], task=shoal.Entities(labels=LABELS, threshold=0.3))[0].entities
+    assert [(one["start"], one["end"], one["label"]) for one in found["results"][0]["entities"]] == [
+        (one.start, one.end, one.label) for one in wanted
+    ]
+    assert wanted
+
+
+@pytest.mark.parametrize("model", ASKED)
+def test_a_published_model_answers_as_its_twin(model: str, mesh: Cluster, hub: FakeHub) -> None:
+    with shoal.Client(mesh.address) as client:
+        assert ASKED[model](client, model) == ASKED[model](client, twin(model))
+    stored = mesh.directory / "store" / "models" / model
+    assert not [path for path in stored.rglob("*") if path.suffix in (".bin", ".pt", ".onnx")]
+
+
+def test_nothing_of_base_models_but_settings_and_vocabularies_is_fetched(hub: FakeHub, published: Published) -> None:
+    """The weights of base models are fetched by no model; of models that have onnx/ nothing of that folder is."""
+    assert {*ASKED, M3, URCHADE} == set(published.twins)
+    assert not [path for path in hub.calls if "deberta-v3" in path and path.endswith(".bin")]
+    assert not [path for path in hub.calls if "/onnx/" in path]
