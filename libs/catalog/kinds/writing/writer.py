@@ -14,7 +14,7 @@ from libs.catalog.checkpoint.chat import takes_messages, with_template
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 
 SEQUENCE_TO_SEQUENCE: Final = ("bart", "mbart", "t5", "mt5")
-CAUSAL: Final = ("gemma", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
+CAUSAL: Final = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3")
 _SEQUENCE_TO_SEQUENCE_CLASSES: Final = ("ForConditionalGeneration", "MTModel")
 FILE: Final = "generation_config.json"
 

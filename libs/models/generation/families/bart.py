@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Final, Literal
 
 import torch
@@ -15,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from libs.models import weights
-from libs.models.generation.decoding.cross import PostNormCrossLayer, PreNormCrossLayer
 from libs.models.generation.decoding.settings import Settings
 from libs.models.generation.decoding.writer import LanguageHead, Writer
+from libs.models.layers.decoder import cross_layer
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
@@ -149,9 +148,8 @@ def load_decoder(
     """The decoder and its head alone. `source`: width of the encoder's states; None: as wide as the decoder."""
     with torch.device("meta"):
         spec = _spec(config, "decoder", causal=True)
-        kind = PreNormCrossLayer if spec.norm == "pre" else PostNormCrossLayer
         embed = _embedding(config, SinusoidalEmbedding if _is_sinusoidal(config) else BartEmbedding)
-        decoder = PackedEncoder(spec, embed, layer=partial(kind, source=spec.hidden if source is None else source))
+        decoder = PackedEncoder(spec, embed, layer=cross_layer(spec, spec.hidden if source is None else source))
     state = weights.load(decoder, tensors, table=table, prefixes=prefixes, head_table=_HEADS, dtype=dtype, device=device)
     prepare(decoder)
     return Writer(decoder.requires_grad_(False).eval(), _head(config, decoder, state, dtype), settings)
