@@ -26,11 +26,11 @@ KINDS: tuple[Kind, ...] = tuple(RECIPES)
 # Families that transformers has such heads for.
 RANKED: tuple[Kind, ...] = (
     "bart", "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "electra", "modernbert", "deberta-v2", "gte",
-    "nomic_bert", "qwen2", "qwen3", "llama", "mistral", "gemma3_text",
+    "nomic_bert", "qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "albert", "eurobert", "t5",
 )  # fmt: skip
 TAGGED: tuple[Kind, ...] = (
     "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "electra", "modernbert", "deberta-v2",
-    "openai_privacy_filter",
+    "openai_privacy_filter", "albert", "eurobert",
 )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def head_config(kind: Kind) -> dict[str, object]:
     """A causal model's classifier asks for a padding token, by which it finds the last one that is none; no text has this one."""
     reads_last = kind in LAYOUTS and LAYOUTS[kind].pooling == "last"
-    return {"pad_token_id": {"bart": 1, "llama": 2, "mistral": 2}.get(kind, 0)} if reads_last else {}
+    return {"pad_token_id": {"bart": 1, "llama": 2, "mistral": 2, "phi3": 2}.get(kind, 0)} if reads_last else {}
 
 
 def hub_config(name: str) -> dict[str, object]:

@@ -178,7 +178,7 @@ def _t5(size: Size) -> Values:
     return {
         "vocab_size": size.vocabulary, "d_model": size.hidden, "d_kv": size.hidden // size.heads + 3, "d_ff": size.hidden * 2,
         "num_layers": size.layers, "num_heads": size.heads, "relative_attention_num_buckets": 16,
-        "relative_attention_max_distance": 50, "use_cache": False,
+        "relative_attention_max_distance": 50, "use_cache": False, "decoder_start_token_id": 3,
     }  # fmt: skip
 
 
