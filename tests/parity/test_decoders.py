@@ -385,12 +385,13 @@ def write_language_model(directory: Path, kind: Kind = "qwen3", template: str = 
     return directory
 
 
-def save_reranker(directory: Path, *, no: bool = True, **settings: Any) -> CrossEncoder:
-    """As sentence-transformers writes it. `no`: whether there is a token for it."""
+def save_reranker(directory: Path, *, no: bool = True, words: tuple[str, str] = ("yes", "no"), **settings: Any) -> CrossEncoder:
+    """As sentence-transformers writes it. `no`: whether there is a token for it. `words`: the tokens for yes and no."""
     base = Transformer(
         str(directory), transformer_task="text-generation", processing_kwargs={"chat_template": {"add_generation_prompt": True}}
     )
-    ids = [cast(Any, base.tokenizer).convert_tokens_to_ids(word) for word in ("yes", "no")]
+    ids = [cast(Any, base.tokenizer).convert_tokens_to_ids(word) for word in words]
+    assert ids[0] != ids[1]
     layers = [base, LogitScore(ids[0], ids[1] if no else None)]
     CrossEncoder(modules=layers, device="cpu", **settings).save(str(directory / "saved"))
     return CrossEncoder(str(directory / "saved"), device="cpu")
@@ -409,6 +410,16 @@ def test_rerankers_by_yes_and_no(kind: Kind, tied: bool, no: bool, tmp_path: Pat
     assert_close(scores(model, ScoreWork(QUERY, TEXTS)), theirs.predict(pairs()))
     logits = theirs.predict(pairs(), activation_fn=torch.nn.Identity())
     assert_close(scores(model, ScoreWork(QUERY, TEXTS, scale="logit")), logits)
+
+
+@pytest.mark.parametrize("no", [True, False])
+def test_rerankers_cap_their_logits(no: bool, tmp_path: Path) -> None:
+    """Gemma 2 caps each logit, not their difference."""
+    write_language_model(tmp_path, "gemma2", final_logit_softcapping=2.0)
+    theirs, model = save_reranker(tmp_path, no=no, words=("▁the", "▁of")), load(tmp_path / "saved")
+    logits = theirs.predict(pairs(), activation_fn=torch.nn.Identity())
+    assert_close(scores(model, ScoreWork(QUERY, TEXTS, scale="logit")), logits)
+    assert np.abs(logits).max() < (4.0 if no else 2.0)
 
 
 def test_the_scale_of_a_checkpoint_and_its_default_instruction(tmp_path: Path) -> None:

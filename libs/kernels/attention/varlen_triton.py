@@ -1,8 +1,8 @@
 """Attention over packed sequences in Triton, for inputs that the flash kernels do not support.
 
-Called by `varlen.py` on CUDA for a bias by distance (T5, MPNet, ALiBi), soft-capped scores (Gemma 2), float32, head sizes that are no multiple of 8, and masks
-where sequences have fewer keys than queries. One program computes a block of queries of one head of one sequence and iterates over
-their visible keys, with the online softmax of FlashAttention (arXiv 2205.14135).
+Called by `varlen.py` on CUDA for a bias by distance (T5, MPNet, ALiBi), soft-capped scores (Gemma 2), float32, head sizes that are
+no multiple of 8, and masks where sequences have fewer keys than queries. One program computes a block of queries of one head of one
+sequence and iterates over their visible keys, with the online softmax of FlashAttention (arXiv 2205.14135).
 """
 
 from __future__ import annotations

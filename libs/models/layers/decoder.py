@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -98,7 +99,7 @@ class PreNormCrossLayer(CrossLayer):
         return self.ffn.add(normed, x)
 
 
-def cross_layer(spec: EncoderSpec, source: int) -> partial[CrossLayer]:
+def cross_layer(spec: EncoderSpec, source: int) -> Callable[..., CrossLayer]:
     """The kind of layer that `spec.norm` names, for `PackedEncoder`. `source`: width of the encoder's states."""
     return partial(PreNormCrossLayer if spec.norm == "pre" else PostNormCrossLayer, source=source)
 
@@ -162,9 +163,7 @@ class Decoder(nn.Module):
 class EncoderDecoder(PackedEncoder):
     """An encoder and a decoder over the same tokens shifted right, whose states are those that a head reads."""
 
-    def __init__(
-        self, spec: EncoderSpec, embed: InputLayer, decoder: Decoder, *, relative: PositionBias | None = None
-    ) -> None:
+    def __init__(self, spec: EncoderSpec, embed: InputLayer, decoder: Decoder, *, relative: PositionBias | None = None) -> None:
         super().__init__(spec, embed, relative=relative)
         self.decoder = decoder
 

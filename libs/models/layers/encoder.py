@@ -105,7 +105,9 @@ class Attention(nn.Module):
         """[queries, heads, head_size], [tokens, kv_heads, head_size] twice -> [queries, heads * head_size]"""
         if batch.key_rows is not None:
             k, v = k.index_select(0, batch.key_rows), v.index_select(0, batch.key_rows)
-        mixed = varlen_attention(q, k, v, layout, scale=self.scale, causal=self.causal, window=self.window, bias=shared.bias, softcap=self.softcap)
+        mixed = varlen_attention(
+            q, k, v, layout, scale=self.scale, causal=self.causal, window=self.window, bias=shared.bias, softcap=self.softcap
+        )
         return mixed.flatten(1)
 
     def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
@@ -367,10 +369,12 @@ class PackedEncoder(nn.Module):
 
     def prepare(self) -> None:
         """Once loaded: put the frequencies of all rotations on the device, in float32 whatever the encoder's type."""
-        options = {"dtype": torch.float32, "device": self.device}
-        self._frequencies = {rope: torch.tensor(rope.frequencies, **options) for rope in self._ropes}
-        self._long = {rope: torch.tensor(rope.long, **options) for rope in self._ropes if rope.long}
+        self._frequencies = {rope: self._on_device(rope.frequencies) for rope in self._ropes}
+        self._long = {rope: self._on_device(rope.long) for rope in self._ropes if rope.long}
         self._axes = {rope: torch.tensor(rope.axes, device=self.device) for rope in self._ropes if rope.axes}
+
+    def _on_device(self, numbers: tuple[float, ...]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.float32, device=self.device)
 
     @cached_property
     def goes_by_runs(self) -> bool:
@@ -442,7 +446,6 @@ class PackedEncoder(nn.Module):
         if batch.axes is None or not rope.axes:
             return angles(batch.positions, self._of_lengths(rope, batch), rope.factor)
         return angles(batch.axes.index_select(0, self._axes[rope]).T.contiguous(), self._frequencies[rope], rope.factor)
-
 
     def _of_lengths(self, rope: Rope, batch: Packed) -> Tensor:
         """The frequencies [pairs], or [tokens, pairs] where some of the batch's sequences are long."""

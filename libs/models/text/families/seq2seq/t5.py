@@ -50,21 +50,25 @@ _COPIES: dict[str, Rule] = {
     "lm_head": None,
 }
 
-WEIGHTS: dict[str, Rule] = dict.fromkeys(DECODER) | _COPIES | {
-    "shared": "embed.token",
-    "encoder.block.0.layer.0.SelfAttention.relative_attention_bias": "relative.buckets",
-    "encoder.block.{}.layer.0.SelfAttention.q": ("layers.{}.attn.qkv", 0),
-    "encoder.block.{}.layer.0.SelfAttention.k": ("layers.{}.attn.qkv", 1),
-    "encoder.block.{}.layer.0.SelfAttention.v": ("layers.{}.attn.qkv", 2),
-    "encoder.block.{}.layer.0.SelfAttention.o": "layers.{}.attn.out",
-    "encoder.block.{}.layer.0.layer_norm": "layers.{}.attn_norm",
-    "encoder.block.{}.layer.1.DenseReluDense.wi": "layers.{}.ffn.up",
-    "encoder.block.{}.layer.1.DenseReluDense.wi_0": ("layers.{}.ffn.up", 0),
-    "encoder.block.{}.layer.1.DenseReluDense.wi_1": ("layers.{}.ffn.up", 1),
-    "encoder.block.{}.layer.1.DenseReluDense.wo": "layers.{}.ffn.down",
-    "encoder.block.{}.layer.1.layer_norm": "layers.{}.ffn_norm",
-    "encoder.final_layer_norm": "norm",
-}
+WEIGHTS: dict[str, Rule] = (
+    dict.fromkeys(DECODER)
+    | _COPIES
+    | {
+        "shared": "embed.token",
+        "encoder.block.0.layer.0.SelfAttention.relative_attention_bias": "relative.buckets",
+        "encoder.block.{}.layer.0.SelfAttention.q": ("layers.{}.attn.qkv", 0),
+        "encoder.block.{}.layer.0.SelfAttention.k": ("layers.{}.attn.qkv", 1),
+        "encoder.block.{}.layer.0.SelfAttention.v": ("layers.{}.attn.qkv", 2),
+        "encoder.block.{}.layer.0.SelfAttention.o": "layers.{}.attn.out",
+        "encoder.block.{}.layer.0.layer_norm": "layers.{}.attn_norm",
+        "encoder.block.{}.layer.1.DenseReluDense.wi": "layers.{}.ffn.up",
+        "encoder.block.{}.layer.1.DenseReluDense.wi_0": ("layers.{}.ffn.up", 0),
+        "encoder.block.{}.layer.1.DenseReluDense.wi_1": ("layers.{}.ffn.up", 1),
+        "encoder.block.{}.layer.1.DenseReluDense.wo": "layers.{}.ffn.down",
+        "encoder.block.{}.layer.1.layer_norm": "layers.{}.ffn_norm",
+        "encoder.final_layer_norm": "norm",
+    }
+)
 
 _FEED_FORWARDS: dict[str, tuple[bool, Activation]] = {
     "relu": (False, "relu"),
@@ -144,7 +148,7 @@ def _bucket_of(back: Tensor, buckets: int, farthest: int) -> Tensor:
     return torch.where(back < exact, back, wide)
 
 
-def causal_bias(config: Config, spec: EncoderSpec, *, reach: int) -> CausalBias:
+def causal_bias(config: Config, spec: EncoderSpec, *, reach: int) -> BucketBias:
     """The decoder's bias, for distances up to `reach`."""
     return CausalBias.of(config, spec.heads, reach=reach, farthest=_farthest(config))
 
