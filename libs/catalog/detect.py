@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from libs.catalog.card import MOST_PROMPT_CHARACTERS, MOST_PROMPTS, Card, Kind
+from libs.catalog.card import MOST_PROMPT_CHARACTERS, MOST_PROMPTS, Card, Kind, Truncation
 from libs.catalog.checkpoint.adapter import base_of
 from libs.catalog.checkpoint.chat import refuse_messages, template_files
 from libs.catalog.checkpoint.checkpoint import Checkpoint
@@ -43,6 +43,7 @@ from libs.text import control_character
 # Families with a position table that begins with rows for padding (transformers: create_position_ids_from_input_ids).
 _OFFSET_POSITIONS = ("roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "mpnet")
 _POSITION_KEYS = ("max_position_embeddings", "n_positions")
+_SIDES: dict[str, Truncation] = {"right": "end", "left": "start"}
 _UNLIMITED = 1 << 31  # tokens; tokenizers write a huge number for "no limit"
 _LONGEST = 1 << 15  # tokens, for models with unlimited positions and no limit in any file: T5
 _SERVED_TYPES = ("", "SentenceTransformer", "CrossEncoder", "MultiVectorEncoder", "ColBERT", "SparseEncoder")
@@ -179,6 +180,7 @@ def _common_card(files: Checkpoint, model: str, kind: Kind) -> Card:
         prompts=prompts,
         default_prompt=default,
         encoder_folder=files.modules.encoder_folder,
+        truncation=_truncation(files),
         lowercase=files.sentence.flag("do_lower_case"),
     )
 
@@ -212,8 +214,7 @@ def _revision(files: Checkpoint) -> str:
 
 def _max_tokens(files: Checkpoint) -> int:
     """sentence-transformers' limit, else the tokenizer's, but never more than there are positions."""
-    name = str(Path(files.modules.encoder_folder) / "tokenizer_config.json")
-    tokenizer = read_config(files.directory, name) or Config(name, {})
+    tokenizer = _tokenizer_config(files)
     wanted = files.sentence.number("max_seq_length", most=math.inf) or tokenizer.number("model_max_length", most=math.inf)
     found = (wanted, files.config.number("model_max_length", most=math.inf), _positions(files.config))
     limits = [limit for limit in found if 0 < limit < _UNLIMITED]
@@ -222,6 +223,19 @@ def _max_tokens(files: Checkpoint) -> int:
     if not limits:
         raise files.config.broken("max_position_embeddings", "is missing, and no other file limits the length of a text")
     return min(limits)
+
+
+def _tokenizer_config(files: Checkpoint) -> Config:
+    name = str(Path(files.modules.encoder_folder) / "tokenizer_config.json")
+    return read_config(files.directory, name) or Config(name, {})
+
+
+def _truncation(files: Checkpoint) -> Truncation:
+    config = _tokenizer_config(files)
+    side = config.text("truncation_side") or "right"
+    if side not in _SIDES:
+        raise config.broken("truncation_side", f"is {side!r}, which is not one of {', '.join(_SIDES)}")
+    return _SIDES[side]
 
 
 def _positions(config: Config) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,10 +59,18 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_hub(family, directory, hub_config(name))
         write_tokenizer("xlm-roberta" if name == "xlmr-flash" else "bert", directory)
         write_sentence_files(directory, SentenceFiles(), hidden=64)
+    write_left(root / "random" / "bert-left")
     write_late_interaction(root / "random" / "bert-late", tmp_path_factory.mktemp("base"))
     (root / "random" / "model2vec-embed").mkdir()
     write_model2vec(root / "random" / "model2vec-embed", quantised=True)
     return root
+
+
+def write_left(directory: Path) -> None:
+    """An embedder of at most 16 tokens, of which long texts lose their beginning."""
+    write_checkpoint("bert", directory, sentence=SentenceFiles(max_seq_length=16))
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation_side": "left"}))
 
 
 def head_config(kind: Kind) -> dict[str, object]:
