@@ -186,9 +186,7 @@ class Card:
     encoder_file: str = "config.json"  # the encoder's configuration, in that folder
     encoder_keys: tuple[str, ...] = ()  # the path of keys to it within that file
     encoder_prefix: str = ""  # of the encoder's tensors, before the family's own prefix; all other tensors are the head's
-    truncation: Truncation = (
-        "end"  # what long texts lose unless a request says: tokenizer_config.json's truncation_side
-    )
+    truncation: Truncation = "end"  # what long texts lose unless a request says: tokenizer_config.json's truncation_side
     lowercase: bool = False  # sentence-transformers' do_lower_case, on top of the tokenizer's own normaliser
     pooling: tuple[PoolingMode, ...] = ()  # concatenated in this order
     pool_prompt: bool = True  # False: pooling excludes the prompt's tokens

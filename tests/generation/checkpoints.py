@@ -35,6 +35,10 @@ _T5 = _SEQ2SEQ | {
 SEQ2SEQ: dict[str, tuple[str, Mapping[str, object]]] = {
     "bart": ("bart", _BART),
     "mbart": ("mbart", _BART | {"scale_embedding": True, "activation_function": "relu"}),
+    "marian": (
+        "marian",
+        _BART | {"scale_embedding": True, "activation_function": "swish", "pad_token_id": 2},
+    ),
     "t5": ("t5", _T5),
     "t5 1.1": ("t5", _T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "t5 1.1 resaved": (
@@ -64,6 +68,8 @@ def _seq2seq(kind: str, config: Mapping[str, object]) -> transformers.PreTrained
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:  # Marian's positions, which are computed and not stored
+                continue
             parameter.normal_(0.0, 0.2, generator=generator)
             if parameter.dim() == 1 and "norm" in name.lower() and name.endswith("weight"):
                 parameter.add_(1.0)

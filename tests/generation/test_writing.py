@@ -119,6 +119,17 @@ def test_scores_of_every_step_are_those_of_the_full_forward(name: str, tmp_path:
         ("bart", {"num_beams": 4, "length_penalty": 2.0, "early_stopping": True, "eos_token_id": [1, 2], "min_length": 5}),
         ("llama", {"num_beams": 2, "early_stopping": "never", "eos_token_id": list(range(3, 40)), "repetition_penalty": 1.4}),
         ("t5 1.1 resaved", {"num_beams": 3, "eos_token_id": list(range(3, 30)), "no_repeat_ngram_size": 2}),
+        (
+            "marian",
+            {
+                "num_beams": 4,
+                "renormalize_logits": True,
+                "bad_words_ids": [[2], [7]],
+                "forced_eos_token_id": 1,
+                "eos_token_id": list(range(1, 30)),
+                "repetition_penalty": 1.3,
+            },
+        ),
         ("t5", {"num_beams": 3, "length_penalty": -1.0, "eos_token_id": list(range(3, 30)), "no_repeat_ngram_size": 2}),
     ],
 )

@@ -227,6 +227,8 @@ class DecodeLoop:
         texts = [row.text for row in sequence.rows]
         logs = torch.log_softmax(scores, dim=-1)
         apply(logs, [sequence.rules.edits(text) for text in texts])
+        if settings.renormalizes:
+            logs = torch.log_softmax(logs, dim=-1)
         chosen = search.advance(logs.cpu().expand(settings.beams, -1))
         if chosen:
             sequence.go_on(chosen)
