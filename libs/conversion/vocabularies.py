@@ -97,7 +97,8 @@ _ALIASES: Final[Mapping[str, str]] = {
 _MODEL_TYPES: Final[Mapping[str, str]] = {
     "bert": "Bert", "distilbert": "Bert", "electra": "Bert", "mobilebert": "Bert", "convbert": "Bert", "mpnet": "MPNet",
     "roberta": "Roberta", "bart": "Roberta", "longformer": "Roberta", "gpt2": "GPT2", "qwen2": "Qwen2", "qwen3": "Qwen2",
-    "deberta": "Deberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "deberta-v2": "DebertaV2", "albert": "Albert", "marian": "Marian",
+    "deberta": "Deberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "deberta-v2": "DebertaV2", "albert": "Albert",
+    "marian": "Marian",
     "t5": "T5", "mt5": "T5", "llama": "Llama", "gemma": "Gemma", "gemma2": "Gemma", "gemma3_text": "Gemma",
 }  # fmt: skip
 
