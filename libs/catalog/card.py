@@ -192,6 +192,8 @@ class Card:
     pool_prompt: bool = True  # False: pooling excludes the prompt's tokens
     modules: tuple[DenseModule, ...] = ()
     normalize: bool = False
+    queries: Card | None = None  # of the encoder for queries, where it is another one than that for documents
+    query_default: bool = False  # texts without a role are queries, where these have an encoder of their own
     late: LateInteraction | None = None
     sparse: Sparse | None = None
     classes: tuple[str, ...] = ()  # the name of each logit: config.json's id2label

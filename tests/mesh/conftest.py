@@ -18,6 +18,7 @@ from services.local.settings import MINILM, packaged_minilm
 from tests.parity.checkpoints import Kind, SentenceFiles, write_checkpoint, write_sentence_files, write_tokenizer
 from tests.parity.recipes import RECIPES
 from tests.parity.reference_hub import HUB, write_hub
+from tests.parity.test_asymmetric import write_router
 from tests.parity.test_static import write_model2vec
 from tests.support.cluster import Cluster
 
@@ -60,6 +61,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_tokenizer("xlm-roberta" if name == "xlmr-flash" else "bert", directory)
         write_sentence_files(directory, SentenceFiles(), hidden=64)
     write_left(root / "random" / "bert-left")
+    write_router(tmp_path_factory.mktemp("routes")).rename(root / "random" / "two-encoders")
     write_late_interaction(root / "random" / "bert-late", tmp_path_factory.mktemp("base"))
     (root / "random" / "model2vec-embed").mkdir()
     write_model2vec(root / "random" / "model2vec-embed", quantised=True)

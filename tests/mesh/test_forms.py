@@ -64,6 +64,19 @@ def test_the_checkpoint_says_which_end_of_a_long_text_is_cut(client: shoal.Clien
     assert relative_error(ours, end) > 0.01
 
 
+def test_queries_and_documents_have_encoders_of_their_own(client: shoal.Client, checkpoints: Path) -> None:
+    """One score request goes through both encoders."""
+    model = "random/two-encoders"
+    theirs = SentenceTransformer(str(checkpoints / model), device="cpu")
+    queries, documents = theirs.encode_query(TEXTS), theirs.encode_document(TEXTS)
+    for role, wanted in (("query", queries), ("document", documents)):
+        ours = client.encode(model, TEXTS, role=role).dense
+        assert ours is not None
+        assert relative_error(ours, wanted) <= 1e-5
+    answer = client.score(model, TEXTS[0], TEXTS)
+    assert relative_error(answer.scores, theirs.similarity(queries[:1], documents)[0].numpy()) <= 1e-5
+
+
 def test_score_of_an_embedding_model_is_the_cosine(client: shoal.Client, vectors: NDArray[np.number]) -> None:
     answer = client.score(MINILM, QUERY, DOCUMENTS)
     np.testing.assert_allclose(answer.scores, vectors[1:] @ vectors[0], atol=1e-5)
