@@ -30,6 +30,7 @@ Activation = Literal["identity", "sigmoid", "softmax", "tanh", "relu", "gelu", "
 SparsePooling = Literal["max", "sum"]
 SpladeActivation = Literal["log1p_relu", "log1p_relu_twice"]
 Problem = Literal["single_label", "multi_label", "regression"]
+Truncation = Literal["end", "start"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 Scoring = Literal[
     "",
@@ -185,11 +186,14 @@ class Card:
     encoder_file: str = "config.json"  # the encoder's configuration, in that folder
     encoder_keys: tuple[str, ...] = ()  # the path of keys to it within that file
     encoder_prefix: str = ""  # of the encoder's tensors, before the family's own prefix; all other tensors are the head's
+    truncation: Truncation = "end"  # what long texts lose unless a request says: tokenizer_config.json's truncation_side
     lowercase: bool = False  # sentence-transformers' do_lower_case, on top of the tokenizer's own normaliser
     pooling: tuple[PoolingMode, ...] = ()  # concatenated in this order
     pool_prompt: bool = True  # False: pooling excludes the prompt's tokens
     modules: tuple[DenseModule, ...] = ()
     normalize: bool = False
+    queries: Card | None = None  # of the encoder for queries, where it is another one than that for documents
+    query_default: bool = False  # texts without a role are queries, where these have an encoder of their own
     late: LateInteraction | None = None
     sparse: Sparse | None = None
     classes: tuple[str, ...] = ()  # the name of each logit: config.json's id2label

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from libs.catalog.card import MOST_PROMPT_CHARACTERS, MOST_PROMPTS, Card, Kind
+from libs.catalog.card import MOST_PROMPT_CHARACTERS, MOST_PROMPTS, Card, Kind, Truncation
 from libs.catalog.checkpoint.adapter import base_of
 from libs.catalog.checkpoint.chat import refuse_messages, template_files
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, shortened, tensor_files
-from libs.catalog.checkpoint.modules import prompts_of, read_modules, sentence_settings
+from libs.catalog.checkpoint.modules import Modules, prompts_of, read_modules, sentence_settings
 from libs.catalog.kinds.embedding.dense import dense
 from libs.catalog.kinds.embedding.gritlm import is_gritlm
 from libs.catalog.kinds.embedding.hybrid import hybrid, layer_files, pickled_layers
@@ -43,6 +43,17 @@ from libs.text import control_character
 # Families with a position table that begins with rows for padding (transformers: create_position_ids_from_input_ids).
 _OFFSET_POSITIONS = ("roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "mpnet")
 _POSITION_KEYS = ("max_position_embeddings", "n_positions")
+_NOT_SERVED: dict[str, str] = {
+    "qwen3_5": "which reads pictures and is not served: its text model alone (qwen3_5_text) is",
+    "deberta": "DeBERTa v1, which is not served: v2 and v3 are (model_type 'deberta-v2', such as microsoft/deberta-v3-base)",
+    **dict.fromkeys(
+        ("longformer", "big_bird"),
+        "whose sparse attention is not served: long texts are read by ModernBERT (model_type 'modernbert', 8,192 tokens) and by "
+        "GTE (model_type 'new', such as Alibaba-NLP/gte-multilingual-base)",
+    ),
+}
+"""Families that users ask for and that are not served: what to use instead."""
+_SIDES: dict[str, Truncation] = {"right": "end", "left": "start"}
 _UNLIMITED = 1 << 31  # tokens; tokenizers write a huge number for "no limit"
 _LONGEST = 1 << 15  # tokens, for models with unlimited positions and no limit in any file: T5
 _SERVED_TYPES = ("", "SentenceTransformer", "CrossEncoder", "MultiVectorEncoder", "ColBERT", "SparseEncoder")
@@ -125,15 +136,17 @@ def _refuse_many_prompts(prompts: Mapping[str, str]) -> None:
 def _read_checkpoint(directory: Path) -> Checkpoint:
     if not directory.is_dir():
         raise ModelBroken(f"{directory}: not a directory")
-    modules = read_modules(directory)
+    return _of_modules(directory, read_modules(directory))
+
+
+def _of_modules(directory: Path, modules: Modules) -> Checkpoint:
     folder = modules.encoder_folder
     config = need_config(directory, str(Path(folder) / "config.json"))
     if not config.text("model_type"):
         raise config.broken("model_type", "is missing: it names the family")
-    if config.text("model_type") == "qwen3_5":
-        raise config.broken(
-            "model_type", "is 'qwen3_5', which reads pictures and is not served: its text model alone (qwen3_5_text) is"
-        )
+    if config.text("model_type") in _NOT_SERVED:
+        kind = config.text("model_type")
+        raise config.broken("model_type", f"is {kind!r}, {_NOT_SERVED[kind]}")
     if not (directory / folder / "tokenizer.json").exists():
         raise ModelBroken(
             f"tokenizer.json: missing from {directory / folder}. transformers' AutoTokenizer writes it with save_pretrained"
@@ -146,6 +159,8 @@ def _read_checkpoint(directory: Path) -> Checkpoint:
 
 def _kind(files: Checkpoint) -> Kind:
     """What follows the encoder. modules.json and sentence-transformers' model_type take precedence over the architecture."""
+    if files.modules.queries is not None:
+        return _kind_of_routes(files)
     if is_multi_vector(files):
         return "multi_vector"
     if is_sparse(files):
@@ -165,6 +180,17 @@ def _kind(files: Checkpoint) -> Kind:
     return "sequence_labels" if files.architecture.endswith("ForSequenceClassification") else "dense"
 
 
+def _kind_of_routes(files: Checkpoint) -> Kind:
+    """Of a Router whose queries have modules of their own."""
+    queries = files.modules.queries
+    if queries is None or not files.modules.pooling or not queries.pooling or queries.static_embedding:
+        raise ModelBroken(
+            "modules.json: its Router gives queries modules of their own, which is served for dense vectors of two encoders, and "
+            "for sparse vectors whose queries are a SparseStaticEmbedding"
+        )
+    return "dense"
+
+
 def _common_card(files: Checkpoint, model: str, kind: Kind) -> Card:
     """A card with the fields that every kind has; a reader of `_READERS` fills in the others."""
     prompts, default = prompts_of(files.top)
@@ -179,6 +205,7 @@ def _common_card(files: Checkpoint, model: str, kind: Kind) -> Card:
         prompts=prompts,
         default_prompt=default,
         encoder_folder=files.modules.encoder_folder,
+        truncation=_truncation(files),
         lowercase=files.sentence.flag("do_lower_case"),
     )
 
@@ -200,6 +227,10 @@ def _revision(files: Checkpoint) -> str:
     ]
     tensors = [name for folder in parts for name in tensor_files(files.directory, folder)]
     tensors += layer_files(files)
+    if files.modules.queries is not None:
+        own = [files.modules.queries.encoder_folder, *(module.folder for module in files.modules.queries.dense)]
+        configs += [str(Path(folder) / "config.json") for folder in own]
+        tensors += [name for folder in own for name in tensor_files(files.directory, folder)]
     configs += template_files(files)
     if files.modules.answers is not None:
         configs.append(files.modules.answers.file)
@@ -212,8 +243,7 @@ def _revision(files: Checkpoint) -> str:
 
 def _max_tokens(files: Checkpoint) -> int:
     """sentence-transformers' limit, else the tokenizer's, but never more than there are positions."""
-    name = str(Path(files.modules.encoder_folder) / "tokenizer_config.json")
-    tokenizer = read_config(files.directory, name) or Config(name, {})
+    tokenizer = _tokenizer_config(files)
     wanted = files.sentence.number("max_seq_length", most=math.inf) or tokenizer.number("model_max_length", most=math.inf)
     found = (wanted, files.config.number("model_max_length", most=math.inf), _positions(files.config))
     limits = [limit for limit in found if 0 < limit < _UNLIMITED]
@@ -222,6 +252,19 @@ def _max_tokens(files: Checkpoint) -> int:
     if not limits:
         raise files.config.broken("max_position_embeddings", "is missing, and no other file limits the length of a text")
     return min(limits)
+
+
+def _tokenizer_config(files: Checkpoint) -> Config:
+    name = str(Path(files.modules.encoder_folder) / "tokenizer_config.json")
+    return read_config(files.directory, name) or Config(name, {})
+
+
+def _truncation(files: Checkpoint) -> Truncation:
+    config = _tokenizer_config(files)
+    side = config.text("truncation_side") or "right"
+    if side not in _SIDES:
+        raise config.broken("truncation_side", f"is {side!r}, which is not one of {', '.join(_SIDES)}")
+    return _SIDES[side]
 
 
 def _positions(config: Config) -> int:
@@ -237,7 +280,23 @@ def _positions(config: Config) -> int:
 def _dense(files: Checkpoint, card: Card) -> Card:
     """A card with dense vectors alone; its note says if a hybrid model's other layers are there as pickles only."""
     card = dense(files, card)
+    if files.modules.queries is not None:
+        card = replace(card, queries=_query_card(files, card), query_default=files.modules.query_default)
     return card if card.notes else replace(card, notes=pickled_layers(files))
+
+
+def _query_card(files: Checkpoint, card: Card) -> Card:
+    """The card of a Router's encoder for queries. Raises ModelBroken if its vectors cannot be compared with those of documents."""
+    if files.modules.queries is None:
+        raise TypeError("queries have no modules of their own")
+    own = _of_modules(files.directory, files.modules.queries)
+    found = dense(own, replace(_common_card(own, card.model, "dense"), revision=card.revision))
+    if found.dimensions != card.dimensions:
+        sizes = f"{found.dimensions} numbers of queries and of {card.dimensions} of documents"
+        raise ModelBroken(f"modules.json: its Router makes vectors of {sizes}, which cannot be compared")
+    if found.normalize != card.normalize:
+        raise ModelBroken("modules.json: its Router has a Normalize for queries or for documents alone, which is not served")
+    return found
 
 
 _READERS: dict[Kind, Callable[[Checkpoint, Card], Card]] = {

@@ -19,9 +19,12 @@ Kind = Literal["torch", "tokenizer", "gguf", "gguf_settings", "onnx"]
 WORDPIECE_FILE: Final = "vocab.txt"
 BPE_FILES: Final = ("vocab.json", "merges.txt")
 SENTENCEPIECE_FILES: Final = ("spm.model", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model", "sentencepiece.model")
+MARIAN_FILES: Final = ("source.spm", "vocab.json")
+"""The pieces of the source language, and the ids of those of both languages."""
+
 TOKENIZER: Final = "tokenizer.json"
 VOCABULARY_FILES: Final = (
-    *(WORDPIECE_FILE, *BPE_FILES, *SENTENCEPIECE_FILES),
+    *(WORDPIECE_FILE, *BPE_FILES, *SENTENCEPIECE_FILES, MARIAN_FILES[0]),
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
 )
 """All files of a folder that decide about its tokenizer."""
@@ -152,7 +155,8 @@ def vocabulary_of(names: Collection[str]) -> str:
     if TOKENIZER in names:
         return ""
     whole = next((name for name in (*SENTENCEPIECE_FILES, WORDPIECE_FILE) if name in names), "")
-    return whole or (BPE_FILES[0] if all(name in names for name in BPE_FILES) else "")
+    sets = (BPE_FILES, MARIAN_FILES)
+    return whole or next((files[0] for files in sets if all(name in names for name in files)), "")
 
 
 def _output(path: str) -> str:

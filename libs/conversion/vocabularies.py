@@ -18,7 +18,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from libs.conversion.archive import Refused
-from libs.conversion.plan import BPE_FILES, SENTENCEPIECE_FILES, WORDPIECE_FILE
+from libs.conversion.plan import BPE_FILES, MARIAN_FILES, SENTENCEPIECE_FILES, WORDPIECE_FILE
 from libs.conversion.sentencepiece import BPE, CONTROL, UNIGRAM, USER_DEFINED, Pieces, read_pieces
 
 _SETTINGS_FILES: Final = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
@@ -28,6 +28,7 @@ _MAX_TOKENS: Final = 1 << 20
 _MAX_UNUSED: Final = 1_000
 """Ids that no token has, between two that the files name."""
 
+_OTHER_LANGUAGE_PENALTY: Final = 1_000.0
 QWEN2_SPLIT: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -86,6 +87,7 @@ _CLASSES: Final[Mapping[str, _Class]] = {
         _PAIR,
         lowercase=True,
     ),
+    "Marian": _Class({"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}, "$A:0 {eos}:0", "$A:0 $B:0 {eos}:0"),
     "T5": _Class({"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}, "$A:0 {eos}:0", "$A:0 {eos}:0 $B:0 {eos}:0"),
     "Llama": _Class({"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}, unk_id=0),
     "Gemma": _Class({"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}, unk_id=3),
@@ -99,6 +101,7 @@ _MODEL_TYPES: Final[Mapping[str, str]] = {
     "bert": "Bert", "distilbert": "Bert", "electra": "Bert", "mobilebert": "Bert", "convbert": "Bert", "mpnet": "MPNet",
     "roberta": "Roberta", "bart": "Roberta", "longformer": "Roberta", "gpt2": "GPT2", "qwen2": "Qwen2", "qwen3": "Qwen2",
     "deberta": "Deberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "deberta-v2": "DebertaV2", "albert": "Albert",
+    "marian": "Marian",
     "t5": "T5", "mt5": "T5", "llama": "Llama", "gemma": "Gemma", "gemma2": "Gemma", "gemma3_text": "Gemma",
 }  # fmt: skip
 
@@ -135,6 +138,8 @@ def tokenizer_json(files: Mapping[str, bytes]) -> str:
         tokenizer = _wordpiece(settings, files[WORDPIECE_FILE])
     elif all(name in files for name in BPE_FILES) and not any(name in files for name in SENTENCEPIECE_FILES):
         tokenizer = _byte_level(settings, *(files[name] for name in BPE_FILES))
+    elif all(name in files for name in MARIAN_FILES):
+        tokenizer = _marian(settings, *(files[name] for name in MARIAN_FILES))
     else:
         name = next((name for name in SENTENCEPIECE_FILES if name in files), "")
         if not name:
@@ -274,6 +279,33 @@ def _sentencepiece(settings: _Settings, found: Pieces) -> Tokenizer:
     tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = _around(settings, found)
     own = [piece for piece in found.pieces if piece.kind in (CONTROL, USER_DEFINED)]
     tokenizer.add_tokens([AddedToken(piece.text, normalized=False, special=piece.kind == CONTROL) for piece in own])
+    return tokenizer
+
+
+def _marian(settings: _Settings, source: bytes, vocabulary: bytes) -> Tokenizer:
+    """Pieces of the source language under the ids of vocab.json, which has those of the target language too.
+
+    Pieces of the target language alone have so low a score that they stand for nothing but characters that the source lacks.
+    """
+    if settings.flag("separate_vocabs", False):
+        raise Refused("`separate_vocabs`: models with a vocabulary for each language are not converted")
+    found = read_pieces(source)
+    if found.model_type != UNIGRAM:
+        raise Refused(f"{MARIAN_FILES[0]}: a SentencePiece model of type {found.model_type}; Unigram (1) is converted")
+    ids = {str(piece): _id(number) for piece, number in _object(MARIAN_FILES[1], vocabulary).items()}
+    _bound(len(ids))
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise Refused(f"{MARIAN_FILES[1]}: its ids are not 0 to {len(ids) - 1}")
+    unknown = ids.get(settings.specials["unk_token"].content)
+    if unknown is None:
+        raise Refused(f"{MARIAN_FILES[1]}: has no unknown token")
+    scores = {piece.text: piece.score for piece in found.pieces}
+    other = min(scores.values()) - _OTHER_LANGUAGE_PENALTY
+    ordered = sorted(ids, key=ids.__getitem__)
+    tokenizer = Tokenizer(models.Unigram([(piece, scores.get(piece, other)) for piece in ordered], unk_id=unknown))
+    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = _around(settings, found)
+    codes = [piece for piece in ordered if piece.startswith(">>") and piece.endswith("<<")]
+    tokenizer.add_tokens([AddedToken(code, normalized=False) for code in codes])
     return tokenizer
 
 

@@ -57,6 +57,7 @@ from libs.models.work import (
     is_finite,
     nothing_between,
     outputs_of,
+    with_truncation,
 )
 
 __all__ = [
@@ -114,4 +115,5 @@ __all__ = [
     "load_served_model",
     "nothing_between",
     "outputs_of",
+    "with_truncation",
 ]

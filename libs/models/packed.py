@@ -53,6 +53,7 @@ class Packed:
     given: GivenRows | None = None  # None: the input of every token is its id
     one_row: Layout | None = None  # what `row_layout` gives; None: it is made when asked for
     axes: Tensor | None = None  # [axes, tokens] int32 or float32: positions in several dimensions; None: `positions` in all
+    wholes: tuple[int, ...] = ()  # tokens of the sequences of which these are parts; empty: `keys`
     windows: Layout | None = None  # of an image's windows as sequences of their own, for the layers that have such
 
     @staticmethod

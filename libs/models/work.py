@@ -13,12 +13,14 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from libs.catalog.card import Card
 from libs.models.schema import Schema
 
 Role = Literal["", "query", "document"]
 Representation = Literal["dense", "sparse", "multi_vector"]
 DataType = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary"]
-Truncation = Literal["none", "end", "start"]
+Truncation = Literal["none", "end", "start", "default"]
+"""What is cut of a text that is too long. "default": the model's own end, which `with_truncation` puts in its place."""
 Scale = Literal["", "logit", "probability"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 TextKind = Literal["caption", "detailed_caption", "ocr", "ocr_regions"]
@@ -244,6 +246,13 @@ WriteWork = TextWork | RegionsWork
 """What models that write are asked for: regions are written as text."""
 
 Work = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | RegionsWork | TextWork | StructureWork
+
+
+def with_truncation(work: Work, card: Card) -> Work:
+    """The same work with the model's own truncation where the request names none."""
+    if isinstance(work, RegionsWork | TextWork) or work.truncation != "default":
+        return work
+    return replace(work, truncation=card.truncation)
 
 
 def parts_of(work: Work) -> list[Part]:

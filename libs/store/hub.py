@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 _BUSY: Final = (408, 425, 429)
-_CACHED: Final = ["*.safetensors", "*.bin", "*.pt", "*.json", "*.txt", "*.model", "*.jinja", "artifact.metadata"]
+_CACHED: Final = ["*.safetensors", "*.bin", "*.pt", "*.json", "*.txt", "*.model", "*.spm", "*.jinja", "artifact.metadata"]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from libs.errors import ModelBroken
 from libs.store.source import Remote, RemoteFile
 
 _WEIGHTS: Final = ".safetensors"
-_TEXTS: Final = (".json", ".txt", ".model", ".jinja")
+_TEXTS: Final = (".json", ".txt", ".model", ".spm", ".jinja")
 """`.model`: the vocabularies of SentencePiece. `.jinja`: chat templates."""
 
 _METADATA: Final = "artifact.metadata"

@@ -13,6 +13,7 @@ from libs.catalog.kinds.embedding.static import FAMILIES as STATIC
 from libs.catalog.kinds.vision.images import DETECTORS, IMAGES_ALONE, TEXTS_AND_IMAGES
 from libs.catalog.kinds.vision.vision_language import MODEL_TYPES as VISION_LANGUAGE
 from libs.catalog.kinds.writing.image_writer import MODEL_TYPES as IMAGE_WRITERS
+from libs.catalog.kinds.writing.writer import SEQUENCE_TO_SEQUENCE
 from libs.errors import InvalidInput
 from libs.models.text.registry import model_types
 
@@ -30,7 +31,9 @@ def test_cards_name_families_and_kinds_that_are_served() -> None:
     for row in coverage.rows():
         if row.status in ("run", "card", "incomplete"):
             assert row.kind in get_args(Kind), row
-            families = {"images": images, "writer": {*IMAGE_WRITERS, *model_types()}}.get(row.kind, {*model_types(), *STATIC})
+            families = {"images": images, "writer": {*IMAGE_WRITERS, *SEQUENCE_TO_SEQUENCE, *model_types()}}.get(
+                row.kind, {*model_types(), *STATIC}
+            )
             assert set(row.family.split(" or ")) <= families, row
 
 

@@ -169,7 +169,7 @@ def test_unsafe_layers_leave_the_dense_vectors(tmp_path: Path) -> None:
         ),
         (
             router([""], ["", "document_1_SpladePooling"], OPENSEARCH_TYPES),
-            r"router_config\.json: `structure` gives queries modules",
+            r"modules\.json: its Router gives queries modules",
         ),
         (OPENSEARCH, r"model\.safetensors: missing from .*query_0_SparseStaticEmbedding"),
         (OPENSEARCH | {"router_config.json": {"structure": {"text": []}}}, r"router_config\.json: `structure` has the routes text"),

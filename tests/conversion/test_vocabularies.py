@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from libs.conversion.archive import Refused
 from libs.conversion.plan import vocabulary_of
+from libs.conversion.sentencepiece import read_pieces
 from libs.conversion.vocabularies import tokenizer_json
 from tests.support.sentencepieces import DEBERTA, trained
 from tests.support.texts import texts
@@ -242,6 +243,60 @@ def test_bpe_of_llama_gives_the_ids_of_sentencepiece(tmp_path: Path) -> None:
         assert mine.encode(text).ids == [1, *theirs], repr(text)
 
 
+_MARIAN = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+import transformers
+folder, texts = json.load(sys.stdin)
+files = {"source_spm": "source.spm", "target_spm": "target.spm", "vocab": "vocab.json"}
+tokenizer = transformers.MarianTokenizer(**{role: folder + "/" + name for role, name in files.items()})
+ids = [tokenizer(text)["input_ids"] for text in texts]
+print(json.dumps([ids, [tokenizer.decode(own, skip_special_tokens=True) for own in ids]]))
+"""
+
+
+def test_marian_gives_the_ids_and_texts_of_transformers(tmp_path: Path) -> None:
+    """Ids are those of vocab.json; the reference falls back to them for unknown characters that are pieces of the target."""
+    source = trained(tmp_path, model_type="unigram", unk_id=1, eos_id=0, bos_id=-1)
+    source.rename(tmp_path / "source.spm")
+    (tmp_path / "target.spm").write_bytes((tmp_path / "source.spm").read_bytes())
+    pieces = [piece.text for piece in read_pieces((tmp_path / "source.spm").read_bytes()).pieces]
+    random.Random(3).shuffle(others := [piece for piece in pieces if piece not in ("</s>", "<unk>")])
+    ordered = ["</s>", "<unk>", *others, "▁nur", "▁auf", "▁deutsch", ">>deu<<", "<pad>"]
+    (tmp_path / "vocab.json").write_text(json.dumps({piece: number for number, piece in enumerate(ordered)}))
+    asked = [*(text for text in TEXTS if "<" not in text and ">" not in text), ">>deu<< the licence", ">>deu<<the  licence "]
+    run = subprocess.run(
+        [sys.executable, "-c", _MARIAN],
+        input=json.dumps([str(tmp_path), asked]),
+        text=True,
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
+    ids, decoded = json.loads(run.stdout)
+    files = {name: (tmp_path / name).read_bytes() for name in ("source.spm", "vocab.json")}
+    mine = made_of({**files, "tokenizer_config.json": {"tokenizer_class": "MarianTokenizer"}})
+    for text, own, read in zip(asked, ids, decoded, strict=True):
+        assert mine.encode(text).ids == own, repr(text)
+        assert mine.decode(own).strip() == read, repr(text)
+    assert mine.get_vocab() == {piece: number for number, piece in enumerate(ordered)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"vocab.json": {"</s>": 0, "<unk>": 2}}, "its ids are not 0 to 1"),
+        ({"vocab.json": {"</s>": 0}}, "has no unknown token"),
+        ({"tokenizer_config.json": {"separate_vocabs": True}}, "a vocabulary for each language"),
+    ],
+)
+def test_marian_vocabularies_that_are_refused(changes: dict[str, object], problem: str, tmp_path: Path) -> None:
+    source = trained(tmp_path, model_type="unigram").read_bytes()
+    files = {"source.spm": source, "vocab.json": {"</s>": 0, "<unk>": 1}, "config.json": {"model_type": "marian"}}
+    with pytest.raises(Refused, match=problem):
+        made_of({**files, **changes})
+
+
 def test_added_tokens_have_the_ids_of_their_file() -> None:
     vocabulary = wordpiece_vocabulary(list(BERT.values()))
     size = vocabulary.count(b"\n")
@@ -257,7 +312,7 @@ def test_added_tokens_have_the_ids_of_their_file() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown class": ({"vocab.txt": b"a\n", "tokenizer_config.json": {"tokenizer_class": "MarianTokenizer"}}, "MarianTokenizer"),
+    "unknown class": ({"vocab.txt": b"a\n", "tokenizer_config.json": {"tokenizer_class": "XLNetTokenizer"}}, "XLNetTokenizer"),
     "unknown type": ({"vocab.txt": b"a\n", "config.json": {"model_type": "whisper"}}, "whisper"),
     "not utf-8": ({"vocab.txt": b"\xff\n", "config.json": {"model_type": "bert"}}, "UTF-8"),
     "not protobuf": ({"spm.model": b"\xff" * 40, "config.json": {"model_type": "deberta-v2"}}, "SentencePiece"),

@@ -65,9 +65,7 @@ def test_vectors() -> None:
     rows = vectors(2)
     question = embed(tensor("text", "a", "b"), id="7")
     assert question.method is ENCODE
-    assert question.message == pb.EncodeRequest(
-        model=MODEL, items=[pb.Item(text="a"), pb.Item(text="b")], truncation=pb.TRUNCATION_END
-    )
+    assert question.message == pb.EncodeRequest(model=MODEL, items=[pb.Item(text="a"), pb.Item(text="b")])
     answer = question.answer(pb.EncodeResponse(dense=dense(rows), model_revision="r1"))
     content = told(answer)
     assert {name: content[name] for name in ("model_name", "model_version", "id", "parameters")} == {

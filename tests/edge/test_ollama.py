@@ -37,7 +37,6 @@ def test_embed() -> None:
         model=MODEL,
         items=[pb.Item(text="a"), pb.Item(text="b")],
         representations=[pb.REPRESENTATION_DENSE],
-        truncation=pb.TRUNCATION_END,
         normalize=True,
     )
     timings = pb.Timings(total_seconds=0.25, queue_seconds=0.125)

@@ -45,7 +45,7 @@ def refused(**body: Any) -> Problem:
 
 
 def test_one_text_and_many() -> None:
-    assert ask(input="one").message == pb.EncodeRequest(model=MODEL, items=[pb.Item(text="one")], truncation=pb.TRUNCATION_END)
+    assert ask(input="one").message == pb.EncodeRequest(model=MODEL, items=[pb.Item(text="one")])
     assert [item.text for item in ask(input=["a", "b"]).message.items] == ["a", "b"]  # type: ignore[attr-defined]
 
 

@@ -39,7 +39,6 @@ def test_cohere_jina_and_vllm_read_results() -> None:
         documents=[pb.Item(text=text) for text in DOCUMENTS],
         scale=pb.SCORE_SCALE_PROBABILITY,
         top_n=2,
-        truncation=pb.TRUNCATION_END,
     )
     answer = told(question)
     assert [result["index"] for result in answer["results"]] == [1, 2, 0]

@@ -34,7 +34,7 @@ def test_embed_is_a_list_of_lists_also_for_one_text() -> None:
     rows = vectors(1)
     question = ask(tei.embed, {"inputs": "a"})
     message: Any = question.message
-    assert (message.normalize, message.truncation, message.model) == (True, pb.TRUNCATION_END, MODEL)
+    assert (message.normalize, message.truncation, message.model) == (True, pb.TRUNCATION_UNSPECIFIED, MODEL)
     answer = question.answer(pb.EncodeResponse(dense=dense(rows), timings=pb.Timings(total_seconds=0.25, queue_seconds=0.1)))
     assert np.array_equal(np.array(told(answer), np.float32), rows)
     assert isinstance(answer, Answer)

@@ -19,6 +19,8 @@ CAUSAL: dict[str, Mapping[str, object]] = {
     "qwen2": {},
     "qwen3": {"tie_word_embeddings": True},
     "gemma": {},
+    "gemma2": {"sliding_window": 12},
+    "phi3": {"sliding_window": 24},
     "gemma3_text": {"use_bidirectional_attention": False, "sliding_window": 12},
 }
 _SEQ2SEQ = {"decoder_start_token_id": 2, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None, "forced_eos_token_id": None}
@@ -33,6 +35,10 @@ _T5 = _SEQ2SEQ | {
 SEQ2SEQ: dict[str, tuple[str, Mapping[str, object]]] = {
     "bart": ("bart", _BART),
     "mbart": ("mbart", _BART | {"scale_embedding": True, "activation_function": "relu"}),
+    "marian": (
+        "marian",
+        _BART | {"scale_embedding": True, "activation_function": "swish", "pad_token_id": 2},
+    ),
     "t5": ("t5", _T5),
     "t5 1.1": ("t5", _T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "t5 1.1 resaved": (
@@ -62,6 +68,8 @@ def _seq2seq(kind: str, config: Mapping[str, object]) -> transformers.PreTrained
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:  # Marian's positions, which are computed and not stored
+                continue
             parameter.normal_(0.0, 0.2, generator=generator)
             if parameter.dim() == 1 and "norm" in name.lower() and name.endswith("weight"):
                 parameter.add_(1.0)
@@ -79,7 +87,12 @@ def prompts(count: int, seed: int = 0, longest: int = 48) -> list[Ids]:
 
 @torch.inference_mode()
 def written(model: transformers.PreTrainedModel, inputs: Sequence[Ids], most: int, **settings: object) -> list[list[int]]:
-    """The new tokens of `generate` for each input; one padded batch, on the left for causal models."""
+    """The new tokens of `generate` for each input; one padded batch, on the left for causal models.
+
+    Each alone where the longest input of a batch changes the others' rotary positions (LongRoPE).
+    """
+    if len(inputs) > 1 and hasattr(model.config, "original_max_position_embeddings"):
+        return [written(model, [own], most, **settings)[0] for own in inputs]
     longest, causal = max(map(len, inputs)), not model.config.is_encoder_decoder
     ids = torch.zeros((len(inputs), longest), dtype=torch.int64)
     mask = torch.zeros_like(ids)

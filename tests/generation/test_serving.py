@@ -41,7 +41,7 @@ def outputs(model: WriterModel, jobs: list[Prepared]) -> list[list[Output]]:
     return [[found[job, place] for place in range(len(jobs[job].sequences))] for job in range(len(jobs))]
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama", "bart", "t5"])
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gemma2", "phi3", "bart", "marian", "t5"])
 @pytest.mark.parametrize("instruction", ["", "shorten it:"])
 def test_texts_are_those_of_transformers(name: str, instruction: str, tmp_path: Path) -> None:
     theirs = write(name, tmp_path)

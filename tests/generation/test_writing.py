@@ -75,7 +75,7 @@ def test_writes_as_transformers_alone_and_among_others(name: str, tmp_path: Path
     assert finished(DecodeLoop(writer, 8), asked[:1]) == together[:1]
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "bart", "t5"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3_text", "bart", "t5"])
 def test_torchs_operators_write_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = write(name, tmp_path, VARIED)
     inputs = prompts(4)
@@ -85,7 +85,7 @@ def test_torchs_operators_write_the_same(name: str, tmp_path: Path, monkeypatch:
     assert [text for text, _ in finished(DecodeLoop(writer, 64, most_rows=40), requests(writer, inputs, 8))] == wanted
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3_text", "t5", "mbart"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gemma3_text", "t5", "mbart"])
 @torch.inference_mode()
 def test_scores_of_every_step_are_those_of_the_full_forward(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = write(name, tmp_path)
@@ -119,6 +119,17 @@ def test_scores_of_every_step_are_those_of_the_full_forward(name: str, tmp_path:
         ("bart", {"num_beams": 4, "length_penalty": 2.0, "early_stopping": True, "eos_token_id": [1, 2], "min_length": 5}),
         ("llama", {"num_beams": 2, "early_stopping": "never", "eos_token_id": list(range(3, 40)), "repetition_penalty": 1.4}),
         ("t5 1.1 resaved", {"num_beams": 3, "eos_token_id": list(range(3, 30)), "no_repeat_ngram_size": 2}),
+        (
+            "marian",
+            {
+                "num_beams": 4,
+                "renormalize_logits": True,
+                "bad_words_ids": [[2], [7]],
+                "forced_eos_token_id": 1,
+                "eos_token_id": list(range(1, 30)),
+                "repetition_penalty": 1.3,
+            },
+        ),
         ("t5", {"num_beams": 3, "length_penalty": -1.0, "eos_token_id": list(range(3, 30)), "no_repeat_ngram_size": 2}),
     ],
 )

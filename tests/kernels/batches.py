@@ -28,6 +28,7 @@ class Batch:
     causal: bool
     window: int | None
     scale: float = 0.3
+    softcap: float | None = None
 
     @staticmethod
     def of(
@@ -39,6 +40,7 @@ class Batch:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
         reach: int = 255,
+        softcap: float | None = None,
     ) -> Batch:
         """Views of fused projections, as in an encoder."""
         own, shared, dim = heads
@@ -47,7 +49,7 @@ class Batch:
         k, v = torch.randn(sum(seen for _, seen in shapes), 2 * shared, dim, generator=generator).split(shared, dim=1)
         bias = torch.randn(own, 2 * reach + 1, generator=generator) if biased else None
         q, k, v = (t.to(dtype).to(device) for t in (q, k, v))
-        return Batch(shapes, q, k, v, None if bias is None else bias.to(device), *sight)
+        return Batch(shapes, q, k, v, None if bias is None else bias.to(device), *sight, softcap=softcap)
 
     @property
     def layout(self) -> Layout:
@@ -56,12 +58,22 @@ class Batch:
     def attend(self, layout: Layout | None = None) -> Tensor:
         layout = self.layout if layout is None else layout
         return varlen_attention(
-            self.q, self.k, self.v, layout, scale=self.scale, causal=self.causal, window=self.window, bias=self.bias
+            self.q,
+            self.k,
+            self.v,
+            layout,
+            scale=self.scale,
+            causal=self.causal,
+            window=self.window,
+            bias=self.bias,
+            softcap=self.softcap,
         )
 
     def by_triton(self) -> Tensor:
         varlen_triton = pytest.importorskip("libs.kernels.attention.varlen_triton", exc_type=ImportError)
-        out: Tensor = varlen_triton.attend(self.q, self.k, self.v, self.layout, self.scale, self.causal, self.window, self.bias)
+        out: Tensor = varlen_triton.attend(
+            self.q, self.k, self.v, self.layout, self.scale, self.causal, self.window, self.bias, self.softcap
+        )
         return out
 
     def defined(self, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -73,6 +85,8 @@ class Batch:
     def _of_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
         scores = torch.einsum("ihd,jhd->hij", q, k) * self.scale
+        if self.softcap is not None:
+            scores = self.softcap * (scores / self.softcap).tanh()
         distance = torch.arange(len(k)) - torch.arange(len(q))[:, None] - max(0, len(k) - len(q))
         if self.bias is not None:
             scores = scores + self.bias.cpu().to(q.dtype)[:, distance + self.bias.shape[1] // 2]

@@ -13,7 +13,7 @@ import torch
 from libs.kernels.attention import varlen_triton
 from libs.kernels.rows import fused_triton
 
-FLOATS = ("scale", "eps", "shift")
+FLOATS = ("scale", "softcap", "eps", "shift")
 HEAD_SIZES = (128, 256)
 # Bytes of shared memory that a block may have, by compute capability (CUDA C++ Programming Guide, technical specifications).
 SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
@@ -46,7 +46,7 @@ def compile_all(capability: int) -> None:
     def of(kernel: Any, constants: dict[str, int | bool]) -> None:
         compile_kernel(kernel, "*bf16", constants, capability)
 
-    sight = {"CAUSAL": True, "WINDOWED": True, "BIASED": True}
+    sight = {"CAUSAL": True, "WINDOWED": True, "BIASED": True, "CAPPED": True}
     for dtype, pointers in ((torch.bfloat16, "*bf16"), (torch.float32, "*fp32")):
         for size in HEAD_SIZES:
             tile, padded = varlen_triton.tiles(dtype, size)

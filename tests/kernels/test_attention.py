@@ -49,8 +49,8 @@ def test_runs_are_of_equal_neighbours() -> None:
 @pytest.mark.parametrize("sight", SIGHT)
 @pytest.mark.usefixtures("way")
 def test_every_way_equals_the_definition(heads: tuple[int, int, int], sight: tuple[bool, int | None]) -> None:
-    for biased in (False, True):
-        batch = Batch.of(heads, sight, biased=biased)
+    for biased, softcap in ((False, None), (True, None), (True, 0.8), (False, 5.0)):
+        batch = Batch.of(heads, sight, biased=biased, softcap=softcap)
         assert error(batch.attend(), batch.defined()) < 1e-5
 
 
@@ -69,8 +69,10 @@ def test_every_way_equals_the_definition(heads: tuple[int, int, int], sight: tup
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_triton_equals_the_definition(heads: tuple[int, int, int], sight: tuple[bool, int | None], biased: bool) -> None:
     """Compiled where there is a GPU, else in Triton's interpreter."""
-    batch = Batch.of(heads, sight, biased=biased, shapes=FEW_SHAPES, device="cuda" if torch.cuda.is_available() else "cpu")
-    assert error(batch.by_triton(), batch.defined()) < 1e-5
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for softcap in (None, 0.8):
+        batch = Batch.of(heads, sight, biased=biased, shapes=FEW_SHAPES, device=device, softcap=softcap)
+        assert error(batch.by_triton(), batch.defined()) < 1e-5
 
 
 @pytest.mark.parametrize("heads", HEADS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from services.local.settings import MINILM, packaged_minilm
 from tests.parity.checkpoints import Kind, SentenceFiles, write_checkpoint, write_sentence_files, write_tokenizer
 from tests.parity.recipes import RECIPES
 from tests.parity.reference_hub import HUB, write_hub
+from tests.parity.test_asymmetric import write_router
 from tests.parity.test_static import write_model2vec
 from tests.support.cluster import Cluster
 
@@ -26,11 +28,11 @@ KINDS: tuple[Kind, ...] = tuple(RECIPES)
 # Families that transformers has such heads for.
 RANKED: tuple[Kind, ...] = (
     "bart", "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "electra", "modernbert", "deberta-v2", "gte",
-    "nomic_bert", "qwen2", "qwen3", "llama", "mistral", "gemma3_text",
+    "nomic_bert", "qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "albert", "eurobert", "t5",
 )  # fmt: skip
 TAGGED: tuple[Kind, ...] = (
     "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "electra", "modernbert", "deberta-v2",
-    "openai_privacy_filter",
+    "openai_privacy_filter", "albert", "eurobert",
 )  # fmt: skip
 
 
@@ -58,16 +60,25 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_hub(family, directory, hub_config(name))
         write_tokenizer("xlm-roberta" if name == "xlmr-flash" else "bert", directory)
         write_sentence_files(directory, SentenceFiles(), hidden=64)
+    write_left(root / "random" / "bert-left")
+    write_router(tmp_path_factory.mktemp("routes")).rename(root / "random" / "two-encoders")
     write_late_interaction(root / "random" / "bert-late", tmp_path_factory.mktemp("base"))
     (root / "random" / "model2vec-embed").mkdir()
     write_model2vec(root / "random" / "model2vec-embed", quantised=True)
     return root
 
 
+def write_left(directory: Path) -> None:
+    """An embedder of at most 16 tokens, of which long texts lose their beginning."""
+    write_checkpoint("bert", directory, sentence=SentenceFiles(max_seq_length=16))
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation_side": "left"}))
+
+
 def head_config(kind: Kind) -> dict[str, object]:
     """A causal model's classifier asks for a padding token, by which it finds the last one that is none; no text has this one."""
     reads_last = kind in LAYOUTS and LAYOUTS[kind].pooling == "last"
-    return {"pad_token_id": {"bart": 1, "llama": 2, "mistral": 2}.get(kind, 0)} if reads_last else {}
+    return {"pad_token_id": {"bart": 1, "llama": 2, "mistral": 2, "phi3": 2}.get(kind, 0)} if reads_last else {}
 
 
 def hub_config(name: str) -> dict[str, object]:

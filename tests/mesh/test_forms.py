@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import shoal
 from numpy.typing import NDArray
-from sentence_transformers import MultiVectorEncoder
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from shoal.requests.large import is_large
 
 from services.local.settings import MINILM
@@ -50,6 +50,31 @@ def test_score_of_a_late_interaction_model_is_maxsim(client: shoal.Client, late:
     theirs = late.similarity(late.encode_query([QUERY]), late.encode_document(DOCUMENTS))[0].numpy()
     assert relative_error(answer.scores, theirs) <= 1e-5
     assert list(answer.ranking) == list(np.argsort(-answer.scores, kind="stable")[:5])
+
+
+def test_the_checkpoint_says_which_end_of_a_long_text_is_cut(client: shoal.Client, checkpoints: Path) -> None:
+    model, long = "random/bert-left", " ".join(TEXTS)
+    theirs = SentenceTransformer(str(checkpoints / model), device="cpu").encode([long])
+    ours, start, end = (
+        client.encode(model, [long], truncation=side).dense for side in (None, "start", "end")
+    )  # fmt: skip
+    assert ours is not None
+    assert relative_error(ours, theirs) <= 1e-5
+    np.testing.assert_array_equal(ours, start)
+    assert relative_error(ours, end) > 0.01
+
+
+def test_queries_and_documents_have_encoders_of_their_own(client: shoal.Client, checkpoints: Path) -> None:
+    """One score request goes through both encoders."""
+    model = "random/two-encoders"
+    theirs = SentenceTransformer(str(checkpoints / model), device="cpu")
+    queries, documents = theirs.encode_query(TEXTS), theirs.encode_document(TEXTS)
+    for role, wanted in (("query", queries), ("document", documents)):
+        ours = client.encode(model, TEXTS, role=role).dense
+        assert ours is not None
+        assert relative_error(ours, wanted) <= 1e-5
+    answer = client.score(model, TEXTS[0], TEXTS)
+    assert relative_error(answer.scores, theirs.similarity(queries[:1], documents)[0].numpy()) <= 1e-5
 
 
 def test_score_of_an_embedding_model_is_the_cosine(client: shoal.Client, vectors: NDArray[np.number]) -> None:

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from sentence_transformers import CrossEncoder
+from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from libs.errors import ModelBroken
-from libs.models import ScoreWork
+from libs.models import EncodeResult, EncodeWork, ScoreWork, with_truncation
 from libs.models.text.tokenising.bounds import MOST_NAME
 from libs.models.text.tokenising.tokenizer import load_tokenizer
-from tests.parity.checkpoints import Kind, write_checkpoint
-from tests.parity.test_heads import assert_close, load, scores
+from tests.models.restoring import restore
+from tests.parity.checkpoints import Kind, SentenceFiles, write_checkpoint
+from tests.parity.test_heads import assert_close, load, run, scores
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -119,3 +120,26 @@ def test_token_types_are_given_only_where_the_tokenizer_has_them(tmp_path: Path,
     assert_close(
         scores(load(tmp_path), ScoreWork("warranty", TEXTS[:3])), reference.predict([("warranty", one) for one in TEXTS[:3]])
     )
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_long_texts_are_cut_at_the_side_of_the_configuration(tmp_path: Path, side: str) -> None:
+    write_checkpoint("bert", tmp_path, sentence=SentenceFiles(max_seq_length=None))
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"truncation_side": side}))
+    model, reference = load(tmp_path), SentenceTransformer(str(tmp_path), device="cpu")
+    texts = [" ".join(f"{word} licence" for word in range(200)), "short"]
+    work = with_truncation(EncodeWork(texts, truncation="default"), model.card)
+    result = run(model, work)[0]
+    assert isinstance(result, EncodeResult)
+    assert result.dense is not None
+    assert_close(restore(result.dense), reference.encode(texts))
+    assert with_truncation(EncodeWork(texts, truncation="none"), model.card).truncation == "none"
+
+
+def test_an_unknown_side_is_refused(tmp_path: Path) -> None:
+    write_checkpoint("bert", tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"truncation_side": "middle"}))
+    with pytest.raises(ModelBroken, match="`truncation_side` is 'middle', which is not one of right, left"):
+        load(tmp_path)

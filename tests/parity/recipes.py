@@ -62,6 +62,12 @@ def _mpnet(size: Size) -> Values:
     return {name: value for name, value in _roberta(size).items() if name != "type_vocab_size"}
 
 
+def _albert(size: Size) -> Values:
+    """The first layers have other weights than the last, and embeddings are narrower than layers."""
+    groups = {"num_hidden_layers": size.layers + 1, "num_hidden_groups": min(2, size.layers)}
+    return _common(size) | groups | {"embedding_size": max(1, size.hidden // 2)}
+
+
 def _electra(size: Size) -> Values:
     return _common(size) | {"embedding_size": max(1, size.hidden // 2)}
 
@@ -135,8 +141,28 @@ def _mistral(size: Size) -> Values:
     return _decoder(size) | {"sliding_window": 9}
 
 
+def _phi3(size: Size) -> Values:
+    """The longest sequences are beyond the original context, and a part of each head is rotated."""
+    head = _even(size.hidden // size.heads)
+    pairs = head // 4
+    rope = {
+        "rope_type": "longrope", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5, "original_max_position_embeddings": 40,
+        "short_factor": [1.0 + 0.1 * pair for pair in range(pairs)], "long_factor": [2.0 + pair for pair in range(pairs)],
+    }  # fmt: skip
+    values = {name: value for name, value in _decoder(size).items() if name != "head_dim"}
+    widths = {"hidden_size": size.heads * head, "original_max_position_embeddings": 40}
+    return values | widths | {"pad_token_id": 0, "rope_parameters": rope, "sliding_window": 60}
+
+
 def _gemma(size: Size) -> Values:
     return _decoder(size) | {"tie_word_embeddings": True}
+
+
+def _gemma2(size: Size) -> Values:
+    """A window in every other layer, and caps that scores of random weights reach."""
+    return _decoder(size) | {
+        "sliding_window": 12, "query_pre_attn_scalar": 30, "attn_logit_softcapping": 3.0, "tie_word_embeddings": True,
+    }  # fmt: skip
 
 
 def _gemma3(size: Size) -> Values:
@@ -152,7 +178,7 @@ def _t5(size: Size) -> Values:
     return {
         "vocab_size": size.vocabulary, "d_model": size.hidden, "d_kv": size.hidden // size.heads + 3, "d_ff": size.hidden * 2,
         "num_layers": size.layers, "num_heads": size.heads, "relative_attention_num_buckets": 16,
-        "relative_attention_max_distance": 50, "use_cache": False,
+        "relative_attention_max_distance": 50, "use_cache": False, "decoder_start_token_id": 3,
     }  # fmt: skip
 
 
@@ -195,6 +221,7 @@ RECIPES: dict[str, Recipe] = {
     "distilbert": Recipe("bert", _distilbert),
     "mpnet": Recipe("mpnet", _mpnet),
     "electra": Recipe("bert", _electra, segmented=True),
+    "albert": Recipe("bert", _albert, segmented=True),
     "modernbert": Recipe("bert", _modernbert),
     "nomic_bert": Recipe("bert", _rotary, segmented=True),
     "eurobert": Recipe("qwen", _decoder),
@@ -211,6 +238,8 @@ RECIPES: dict[str, Recipe] = {
     "mistral": Recipe("llama", _mistral),
     "openai_privacy_filter": Recipe("qwen", _privacy_filter),
     "gemma": Recipe("gemma", _gemma),
+    "gemma2": Recipe("gemma", _gemma2),
+    "phi3": Recipe("llama", _phi3),
     "glm_ocr_text": Recipe("qwen", _glm),
     "gemma3_text": Recipe("gemma", _gemma3),
     "bart": Recipe("roberta", _bart),

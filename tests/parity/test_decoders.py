@@ -46,7 +46,7 @@ from tests.parity.test_families import packed, random_ids, reference, worst
 # transformers and its dependencies warn of their own future.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-DECODERS: tuple[Kind, ...] = ("gemma", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
+DECODERS: tuple[Kind, ...] = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3")
 TEXTS = [
     'Each licensee is addressed as "you".',
     "a",
@@ -331,10 +331,11 @@ def test_embedders_by_the_mean_with_dense_layers(kind: Kind, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", DECODERS)
 def test_classifiers_by_the_last_token(kind: Kind, tmp_path: Path) -> None:
-    config = {"pad_token_id": 2 if kind in ("llama", "mistral") else 0}
+    config = {"pad_token_id": 2 if kind in ("llama", "mistral", "phi3") else 0}
     write_checkpoint(kind, tmp_path / "pairs", head="sequence_classification", config=config)
     model, theirs = load(tmp_path / "pairs"), CrossEncoder(str(tmp_path / "pairs"), device="cpu")
-    logits = theirs.predict([(QUERY, text) for text in TEXTS], activation_fn=torch.nn.Identity())
+    # Each pair alone: in a batch the longest decides the rotary positions of Phi-3's others.
+    logits = theirs.predict([(QUERY, text) for text in TEXTS], activation_fn=torch.nn.Identity(), batch_size=1)
     assert_close(scores(model, ScoreWork(QUERY, TEXTS)), logits)
     labels = ("sport", "law", "weather")
     write_checkpoint(kind, tmp_path / "texts", head="sequence_classification", labels=labels, config=config)
@@ -384,12 +385,13 @@ def write_language_model(directory: Path, kind: Kind = "qwen3", template: str = 
     return directory
 
 
-def save_reranker(directory: Path, *, no: bool = True, **settings: Any) -> CrossEncoder:
-    """As sentence-transformers writes it. `no`: whether there is a token for it."""
+def save_reranker(directory: Path, *, no: bool = True, words: tuple[str, str] = ("yes", "no"), **settings: Any) -> CrossEncoder:
+    """As sentence-transformers writes it. `no`: whether there is a token for it. `words`: the tokens for yes and no."""
     base = Transformer(
         str(directory), transformer_task="text-generation", processing_kwargs={"chat_template": {"add_generation_prompt": True}}
     )
-    ids = [cast(Any, base.tokenizer).convert_tokens_to_ids(word) for word in ("yes", "no")]
+    ids = [cast(Any, base.tokenizer).convert_tokens_to_ids(word) for word in words]
+    assert ids[0] != ids[1]
     layers = [base, LogitScore(ids[0], ids[1] if no else None)]
     CrossEncoder(modules=layers, device="cpu", **settings).save(str(directory / "saved"))
     return CrossEncoder(str(directory / "saved"), device="cpu")
@@ -408,6 +410,16 @@ def test_rerankers_by_yes_and_no(kind: Kind, tied: bool, no: bool, tmp_path: Pat
     assert_close(scores(model, ScoreWork(QUERY, TEXTS)), theirs.predict(pairs()))
     logits = theirs.predict(pairs(), activation_fn=torch.nn.Identity())
     assert_close(scores(model, ScoreWork(QUERY, TEXTS, scale="logit")), logits)
+
+
+@pytest.mark.parametrize("no", [True, False])
+def test_rerankers_cap_their_logits(no: bool, tmp_path: Path) -> None:
+    """Gemma 2 caps each logit, not their difference."""
+    write_language_model(tmp_path, "gemma2", final_logit_softcapping=2.0)
+    theirs, model = save_reranker(tmp_path, no=no, words=("▁the", "▁of")), load(tmp_path / "saved")
+    logits = theirs.predict(pairs(), activation_fn=torch.nn.Identity())
+    assert_close(scores(model, ScoreWork(QUERY, TEXTS, scale="logit")), logits)
+    assert np.abs(logits).max() < (4.0 if no else 2.0)
 
 
 def test_the_scale_of_a_checkpoint_and_its_default_instruction(tmp_path: Path) -> None:
@@ -555,7 +567,8 @@ def test_a_classifier_whose_template_knows_no_pairs_reads_plain_pairs(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("kind", "architecture"), [("gemma2", "Gemma2ForCausalLM"), ("phi3", "Phi3ForCausalLM"), ("marian", "MarianMTModel")]
+    ("kind", "architecture"),
+    [("qwen3_5_text", "Qwen3_5ForCausalLM"), ("olmo2", "Olmo2ForCausalLM"), ("pegasus", "PegasusForConditionalGeneration")],
 )
 def test_a_writer_of_another_type_is_refused_as_one(kind: str, architecture: str, tmp_path: Path) -> None:
     write_language_model(tmp_path)

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 KINDS: tuple[Kind, ...] = (
     "bert", "electra", "distilbert", "roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "mpnet", "modernbert",
-    "nomic_bert", "gte", "jina_embeddings_v3", "deberta-v2",
+    "nomic_bert", "gte", "jina_embeddings_v3", "deberta-v2", "albert", "eurobert", "t5",
 )  # fmt: skip
 IDENTITY = "torch.nn.modules.linear.Identity"
 # colbertv2.0, and jina-colbert-v2, whose queries attend to their added mask tokens and have markers of their own.
@@ -291,7 +291,7 @@ def test_sequence_classification_equals_the_pipeline(tmp_path: Path, kind: Kind,
         assert [item.score for item in ours.labels] == pytest.approx([item["score"] for item in expected], rel=1e-5, abs=1e-7)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "qwen3", "llama"])
+@pytest.mark.parametrize("kind", [*KINDS, "qwen3", "llama", "gemma2", "phi3", "mt5"])
 def test_entities_equal_the_pipeline(tmp_path: Path, kind: Kind) -> None:
     labels = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "DATE")
     write_checkpoint(kind, tmp_path, head="token_classification", labels=labels, seed=5)

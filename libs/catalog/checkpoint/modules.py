@@ -64,6 +64,8 @@ class Modules:
     mask: Config | None = None  # MultiVectorMask's settings
     splade: Config | None = None  # SpladePooling's settings
     static: StaticQueries | None = None  # of a Router, for queries
+    queries: Modules | None = None  # of a Router whose queries go through modules of their own
+    query_default: bool = False  # texts without a role are queries, where these have modules of their own
     answers: Config | None = None  # LogitScore's settings: a yes/no reranker
 
 
@@ -119,9 +121,13 @@ class _Builder:
         self.settings: dict[str, Config] = {}  # by class, of modules without weights
         self.static: StaticQueries | None = None
         self.static_embedding = False
+        self.queries: _Builder | None = None
+        self.query_default = False
 
     def add(self, directory: Path, entry: Config) -> None:
         kind, folder = _class_of(entry), entry.text("path")
+        if self.queries is not None:
+            self.queries.add(directory, entry)
         if kind in ("Transformer", "MLMTransformer"):
             self.encoder.append(folder)
         elif kind == "StaticEmbedding":
@@ -136,12 +142,21 @@ class _Builder:
         elif kind in ("MultiVectorMask", "SpladePooling", "LogitScore"):
             self.settings[kind] = need_config(directory, f"{folder}/config.json")
         elif kind in ("Router", "Asym"):
-            routes = read_routes(directory, folder)
-            self.static = routes.static
-            for module in routes.modules:
-                self.add(directory, module)
+            self._add_routes(directory, entry, folder)
         elif kind != "Dropout":
             raise entry.broken("type", f"is {entry.text('type')!r}, which is not served: {', '.join(_SERVED)} are")
+
+    def _add_routes(self, directory: Path, entry: Config, folder: str) -> None:
+        if self.queries is not None:
+            raise entry.broken("type", "puts a Router after another one, which is not served")
+        routes = read_routes(directory, folder)
+        self.static = routes.static
+        for module in routes.modules:
+            self.add(directory, module)
+        if routes.queries:
+            self.queries, self.query_default = _Builder(), routes.query_default
+            for module in routes.queries:
+                self.queries.add(directory, module)
 
     def _add_dense(self, directory: Path, entry: Config, folder: str) -> None:
         if self.normalize:
@@ -167,6 +182,8 @@ class _Builder:
             splade=self.settings.get("SpladePooling"),
             static=self.static,
             answers=self.settings.get("LogitScore"),
+            queries=None if self.queries is None else self.queries.modules(),
+            query_default=self.query_default,
         )
 
 

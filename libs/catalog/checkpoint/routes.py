@@ -1,4 +1,5 @@
-"""Parses sentence-transformers' Router (Asym): modules by role, for models with static queries. Called by `modules.py`.
+"""Parses sentence-transformers' Router (Asym): modules by role, for models whose queries and documents go different ways. Called by
+`modules.py`.
 
 Format: `types` maps each module's folder to its class, `structure` each role to folders, `parameters` has the options.
 """
@@ -18,14 +19,20 @@ _ROLES = ("query", "document")
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """`modules`: entries in the format of modules.json for documents, and for queries too unless `static` encodes these."""
+    """Entries in the format of modules.json.
+
+    `modules`: those for documents, and for queries too unless `static` or the entries `queries` encode these. `query_default`:
+    texts without a role are queries.
+    """
 
     modules: tuple[Config, ...]
-    static: StaticQueries | None
+    static: StaticQueries | None = None
+    queries: tuple[Config, ...] = ()
+    query_default: bool = False
 
 
 def read_routes(directory: Path, folder: str) -> Routes:
-    """The router in a folder of the checkpoint. Raises ModelBroken unless both roles share all modules, or queries are static."""
+    """The router in a folder of the checkpoint. Raises ModelBroken for other routes than query and document."""
     config = read_config(directory, inside(folder, "router_config.json")) or need_config(directory, inside(folder, "config.json"))
     structure, parameters = config.part("structure"), config.part("parameters")
     if sorted(structure.values) != sorted(_ROLES) or parameters.part("route_mappings").values:
@@ -34,12 +41,13 @@ def read_routes(directory: Path, folder: str) -> Routes:
     query, document = (structure.texts(role) for role in _ROLES)
     entries = tuple(_entry(config, types, name, folder) for name in document)
     if query == document:
-        return Routes(entries, None)
-    if [class_of(_entry(config, types, name, folder)) for name in query] != [STATIC]:
-        raise config.broken("structure", f"gives queries modules of their own, which is only served for {STATIC}")
+        return Routes(entries)
     first = next(iter(structure.values)) if parameters.flag("allow_empty_key", True) else "document"
     default = parameters.text("default_route", first) == "query"
-    return Routes(entries, static_queries(directory, inside(folder, query[0]), default=default))
+    own = tuple(_entry(config, types, name, folder) for name in query)
+    if [class_of(entry) for entry in own] == [STATIC]:
+        return Routes(entries, static_queries(directory, inside(folder, query[0]), default=default))
+    return Routes(entries, queries=own, query_default=default)
 
 
 def class_of(entry: Config) -> str:

@@ -90,8 +90,8 @@ class _Step:
 class _Plan:
     """The attention steps for one batch, planned for the first layer of a kind and reused by all others."""
 
-    def __init__(self, layout: Layout, sight: _Sight, like: Tensor) -> None:
-        heads = like.shape[1]
+    def __init__(self, layout: Layout, sight: _Sight, like: Tensor, softcap: float | None) -> None:
+        heads, self._softcap = like.shape[1], softcap
         self._table = _table(layout.max_positions, sight, like)
         side = min(_KEPT, layout.max_positions, self._table.shape[1] // 2 + 1)
         self._matrix = (
@@ -107,7 +107,8 @@ class _Plan:
         return _by_distance(self._table, step.behind, block.bottom - block.top, block.high - block.low)
 
     def _steps(self, run: Run, heads: int, sight: _Sight, like: Tensor) -> Iterator[_Step]:
-        fused = _prefers_fused(like, run)
+        # torch's fused kernel has no soft cap.
+        fused = self._softcap is None and _prefers_fused(like, run)
         for block in _blocks(run, heads, sight, fused):
             first, last = run.offset + block.top, run.offset + block.bottom - 1
             rows, keys, behind = block.bottom - block.top, block.high - block.low, first - block.low
@@ -122,13 +123,21 @@ class _Plan:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, causal: bool, window: int | None, bias: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    bias: Tensor | None,
+    softcap: float | None = None,
 ) -> Tensor:
     """`varlen_attention` for any device and type."""
     sight = _Sight(causal, window, bias)
-    plan = layout.memo.get(key := (sight, q.shape[1], q.dtype))
+    plan = layout.memo.get(key := (sight, q.shape[1], q.dtype, softcap))
     if not isinstance(plan, _Plan):
-        plan = layout.memo[key] = _Plan(layout, sight, q)
+        plan = layout.memo[key] = _Plan(layout, sight, q, softcap)
     out = q.new_empty(q.shape)
     for run, steps in plan.steps:
         queries = slice(run.query, run.query + run.count * run.queries)
@@ -143,7 +152,7 @@ def attend(
             if step.fused:
                 target.copy_(_by_fused_kernel(a, b, c, scale, added, step.triangle))
             else:
-                target.copy_(_by_products(a, b, c, scale, added))
+                target.copy_(_by_products(a, b, c, scale, added, softcap))
         blind = sight.seeing(run)
         if blind < run.queries:
             mixed[:, blind:] = 0
@@ -201,7 +210,7 @@ def _by_fused_kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Tenso
     return out.transpose(1, 2)
 
 
-def _by_products(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Tensor | None) -> Tensor:
+def _by_products(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Tensor | None, softcap: float | None = None) -> Tensor:
     """The same by two matrix products and a softmax."""
     count, rows, heads, dim = q.shape
     length, shared = k.shape[1:3]
@@ -209,6 +218,8 @@ def _by_products(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Tensor | 
     q = q.view(count, rows, shared, heads // shared, dim).permute(0, 2, 3, 1, 4).reshape(count * shared, -1, dim)
     k, v = (t.transpose(1, 2).reshape(count * shared, length, dim) for t in (k, v))
     scores = torch.baddbmm(q.new_empty(1, 1, 1), q, k.transpose(1, 2), beta=0, alpha=scale)
+    if softcap is not None:
+        scores.div_(softcap).tanh_().mul_(softcap)
     if added is not None:
         scores.view(count, heads, rows, length).add_(added)
     return torch.bmm(scores.softmax(-1), v).view(count, heads, rows, dim).transpose(1, 2)

@@ -116,15 +116,18 @@ def attend(
     causal: bool = True,
     window: int | None = None,
     bias: Tensor | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Stores k and v [rows, kv_heads, dim], if there are any, and returns `varlen_attention` of q with all keys of each sequence.
 
     q: [queries, heads, dim] -> the same. Queries are at the last of their sequence's keys; if not `causal`, they see all.
     """
-    made = native_paged.attend(
-        q, k, v, pages, where.layout, where.cu_rows, where.numbers, scale, causal, window, bias
-    )  # fmt: skip
-    return attend_gathered(q, k, v, pages, where, scale, causal, window, bias) if made is None else made
+    made = None
+    if softcap is None:
+        made = native_paged.attend(
+            q, k, v, pages, where.layout, where.cu_rows, where.numbers, scale, causal, window, bias
+        )  # fmt: skip
+    return attend_gathered(q, k, v, pages, where, scale, causal, window, bias, softcap) if made is None else made
 
 
 def attend_gathered(
@@ -137,13 +140,16 @@ def attend_gathered(
     causal: bool,
     window: int | None,
     bias: Tensor | None,
+    softcap: float | None = None,
 ) -> Tensor:
     """`attend` by torch's operators."""
     if k is not None and v is not None:
         _store(k, v, pages, where)
     page, place = where.all_slots()
     keys, values = pages[0][page, :, :, place], pages[1][page, :, place]
-    return varlen_attention(q, keys, values, where.layout, scale=scale, causal=causal, window=window, bias=bias)
+    return varlen_attention(
+        q, keys, values, where.layout, scale=scale, causal=causal, window=window, bias=bias, softcap=softcap
+    )  # fmt: skip
 
 
 def _store(k: Tensor, v: Tensor, pages: Pages, where: PagedLayout) -> None:

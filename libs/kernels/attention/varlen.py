@@ -35,15 +35,17 @@ def varlen_attention(
     causal: bool = False,
     window: int | None = None,
     bias: Tensor | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """softmax(q k' * scale + bias) v within each sequence of `layout`.
 
     q: [queries, heads, dim]; k, v: [keys, kv_heads, dim], where kv_heads divides heads. A query's position among the keys is its
     row plus the run's `offset`. `window`: keys visible on each side of the query. `bias` [heads, 2 * reach + 1]: added to the
-    scores by distance, column `reach + key - query`; `reach` is at least the largest distance. Returns [queries, heads, dim]; a
+    scores by distance, column `reach + key - query`; `reach` is at least the largest distance. `softcap`:
+    scores s become softcap * tanh(s / softcap) before the bias is added (Gemma 2). Returns [queries, heads, dim]; a
     query that attends to no key gets zeros.
     """
-    flash = _flash_kernel() if q.is_cuda and _flash_takes(q, layout, causal, window, bias) else None
+    flash = _flash_kernel() if q.is_cuda and softcap is None and _flash_takes(q, layout, causal, window, bias) else None
     if flash is not None:
         sides = (-1 if window is None else window, 0 if causal else -1 if window is None else window)
         ends = layout.cu_queries, layout.cu_keys, layout.max_queries, layout.max_keys
@@ -51,9 +53,9 @@ def varlen_attention(
     if has_triton(q):
         from libs.kernels.attention import varlen_triton
 
-        return varlen_triton.attend(q, k, v, layout, scale, causal, window, bias)
-    mixed = native.attend(q, k, v, layout, scale, causal, window, bias)
-    return dense.attend(q, k, v, layout, scale, causal, window, bias) if mixed is None else mixed
+        return varlen_triton.attend(q, k, v, layout, scale, causal, window, bias, softcap)
+    mixed = native.attend(q, k, v, layout, scale, causal, window, bias) if softcap is None else None
+    return dense.attend(q, k, v, layout, scale, causal, window, bias, softcap) if mixed is None else mixed
 
 
 def _flash_takes(q: Tensor, layout: Layout, causal: bool, window: int | None, bias: Tensor | None) -> bool:

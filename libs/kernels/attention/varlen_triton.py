@@ -1,8 +1,8 @@
 """Attention over packed sequences in Triton, for inputs that the flash kernels do not support.
 
-Called by `varlen.py` on CUDA for a bias by distance (T5, MPNet, ALiBi), float32, head sizes that are no multiple of 8, and masks
-where sequences have fewer keys than queries. One program computes a block of queries of one head of one sequence and iterates over
-their visible keys, with the online softmax of FlashAttention (arXiv 2205.14135).
+Called by `varlen.py` on CUDA for a bias by distance (T5, MPNet, ALiBi), soft-capped scores (Gemma 2), float32, head sizes that are
+no multiple of 8, and masks where sequences have fewer keys than queries. One program computes a block of queries of one head of one
+sequence and iterates over their visible keys, with the online softmax of FlashAttention (arXiv 2205.14135).
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, causal: bool, window: int | None, bias: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    bias: Tensor | None,
+    softcap: float | None = None,
 ) -> Tensor:
     """`varlen_attention`, for any head size."""
     q, k, v = (t if t.stride(2) == 1 else t.contiguous() for t in (q, k, v))
@@ -36,6 +44,7 @@ def attend(
         layout.cu_queries,
         layout.cu_keys,
         scale * _LOG2_E.value,
+        0.0 if softcap is None else softcap * _LOG2_E.value,
         window or 0,
         0 if bias is None else bias.shape[1] // 2,
         q.stride(0),
@@ -50,6 +59,7 @@ def attend(
         CAUSAL=causal,
         WINDOWED=window is not None,
         BIASED=bias is not None,
+        CAPPED=softcap is not None,
         ROWS=tile,
         KEYS=tile,
         SIZE=padded,
@@ -75,6 +85,7 @@ def _attend(
     cu_queries_ptr: tl.tensor,
     cu_keys_ptr: tl.tensor,
     scale: float,
+    softcap: float,
     window: int,
     reach: int,
     q_row: int,
@@ -89,6 +100,7 @@ def _attend(
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
     BIASED: tl.constexpr,
+    CAPPED: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -128,6 +140,9 @@ def _attend(
         is_key = (key < high)[:, None] & (dim < size)[None, :]
         k = tl.load(k_ptr + rows[:, None] * k_row + (head // GROUP) * k_head + dim[None, :], mask=is_key, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if CAPPED:
+            # softcap * tanh(scores / softcap); both carry the factor log2(e).
+            scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
         distance = key[None, :] - place[:, None]
         seen = (key < high)[None, :] & (row < queries)[:, None]
         if CAUSAL:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -9,63 +12,96 @@ from libs.kernels.attention.varlen import varlen_attention
 from libs.kernels.layout import Layout
 from libs.kernels.linear.packed import PackedLinear
 from libs.models.layers.embeddings import InputLayer, Table
-from libs.models.layers.encoder import (
-    Attention,
-    AttentionType,
-    Norm,
-    PackedEncoder,
-    PostNormLayer,
-    Shared,
-    add_and_norm,
-)
+from libs.models.layers.encoder import Attention, AttentionType, Layer, Norm, PackedEncoder, PositionBias, Shared, add_and_norm
 from libs.models.layers.spec import EncoderSpec, LayerSpec
 from libs.models.packed import Packed, Rows
 from libs.models.work import Between, nothing_between
 
 
 class CrossAttention(nn.Module):
-    """Attention of a decoder's tokens to the encoder's states, without its output projection, which the layer applies."""
+    """The projections of attention to an encoder's states, which are `source` numbers wide. Heads are those of the decoder."""
 
-    def __init__(self, spec: EncoderSpec) -> None:
+    def __init__(self, spec: EncoderSpec, source: int) -> None:
         super().__init__()
         width = spec.heads * spec.head_size
-        self.query = PackedLinear(spec.hidden, width, bias=spec.qkv_bias)
-        self.kv = PackedLinear(spec.hidden, 2 * width, bias=spec.qkv_bias, slots=[width, width])
+        self.q = PackedLinear(spec.hidden, width, bias=spec.qkv_bias)
+        self.kv = PackedLinear(source, 2 * width, bias=spec.qkv_bias, slots=[width, width])
         self.out = PackedLinear(width, spec.hidden, bias=spec.out_bias)
-        self._heads, self._size = spec.heads, spec.head_size
-        self._scale = spec.head_size**-0.5 if spec.scale is None else spec.scale
+        self.heads, self.head_size = spec.heads, spec.head_size
+        self.scale = spec.head_size**-0.5 if spec.scale is None else spec.scale
 
-    def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """The encoder's states [tokens, hidden] -> [tokens, heads, head_size] twice."""
-        k, v = self.kv.forward(states).view(-1, 2 * self._heads, self._size).chunk(2, dim=1)
+
+class CrossLayer(Layer):
+    """A decoder's layer. While a text is written, keys and values of the states (`keys`) are computed once and stored in pages."""
+
+    def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType = Attention, *, source: int) -> None:
+        """`source`: width of the encoder's states."""
+        super().__init__(spec, layer, attention)
+        self.cross = CrossAttention(spec, source)
+        self.cross_norm = Norm(spec)
+
+    def keys(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """[tokens, source] -> keys and values, [tokens, heads, head_size] each"""
+        cross = self.cross
+        k, v = cross.kv.forward(states).view(-1, 2 * cross.heads, cross.head_size).chunk(2, dim=1)
         return k, v
 
-    def forward(self, x: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-        """[queries, hidden], keys and values of `keys_and_values` -> [queries, heads * head_size]"""
-        q = self.query.forward(x).view(-1, self._heads, self._size)
-        return varlen_attention(q, k, v, layout, scale=self._scale).flatten(1)
+    def after_self(self, x: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's input and what its own attention mixed -> the residual so far, and queries [rows, heads, head_size]."""
+        raise NotImplementedError
 
+    def after_cross(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """The residual so far and what attention to the states mixed, [rows, heads * head_size] -> the layer's result."""
+        raise NotImplementedError
 
-class CrossLayer(PostNormLayer):
-    """BERT's layer with cross attention between self-attention and feed-forward, and a norm after each of the three."""
-
-    def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType = Attention) -> None:
-        super().__init__(spec, layer, attention)
-        self.cross, self.cross_norm = CrossAttention(spec), Norm(spec)
+    def queries(self, x: Tensor) -> Tensor:
+        return self.cross.q.forward(x).view(-1, self.cross.heads, self.cross.head_size)
 
     def decode(self, x: Tensor, states: Tensor, batch: Packed, shared: Shared) -> Tensor:
         """[tokens, hidden] and the encoder's states of the same tokens -> [tokens, hidden]"""
-        return self._rest(x, self.attn.forward(x, batch, shared), states, batch.layout)
+        return self._see(x, self.attn.forward(self.before_attention(x), batch, shared), states, batch.layout)
 
     def decode_rows(self, x: Tensor, states: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout) -> Tensor:
         """The same for one row of each sequence: [sequences, hidden]"""
-        return self._rest(x.index_select(0, rows), self.attn.of_rows(x, batch, shared, rows, layout), states, layout)
+        mixed = self.attn.of_rows(self.before_attention(x), batch, shared, rows, layout)
+        return self._see(x.index_select(0, rows), mixed, states, layout)
 
-    def _rest(self, x: Tensor, mixed: Tensor, states: Tensor, layout: Layout) -> Tensor:
+    def _see(self, x: Tensor, mixed: Tensor, states: Tensor, layout: Layout) -> Tensor:
+        x, queries = self.after_self(x, mixed)
+        seen = varlen_attention(queries, *self.keys(states), layout, scale=self.cross.scale)
+        return self.after_cross(x, seen.flatten(1))
+
+
+class PostNormCrossLayer(CrossLayer):
+    """BART: norm after each residual add."""
+
+    def before_attention(self, x: Tensor) -> Tensor:
+        return x
+
+    def after_self(self, x: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor]:
         x = self.attn.out.add(mixed, x) if self.attn_norm is None else add_and_norm(self.attn.out, self.attn_norm, mixed, x)[1]
-        mixed = self.cross.forward(x, *self.cross.keys_and_values(states), layout)
+        return x, self.queries(x)
+
+    def after_cross(self, x: Tensor, mixed: Tensor) -> Tensor:
         x = add_and_norm(self.cross.out, self.cross_norm, mixed, x)[1]
         return add_and_norm(self.ffn, self.ffn_norm, x, x)[1]
+
+
+class PreNormCrossLayer(CrossLayer):
+    """mBART, T5: norm before each block; the residual stream itself is not normalised."""
+
+    def after_self(self, x: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor]:
+        x, normed = add_and_norm(self.attn.out, self.cross_norm, mixed, x)
+        return x, self.queries(normed)
+
+    def after_cross(self, x: Tensor, mixed: Tensor) -> Tensor:
+        x, normed = add_and_norm(self.cross.out, self.ffn_norm, mixed, x)
+        return self.ffn.add(normed, x)
+
+
+def cross_layer(spec: EncoderSpec, source: int) -> Callable[..., CrossLayer]:
+    """The kind of layer that `spec.norm` names, for `PackedEncoder`. `source`: width of the encoder's states."""
+    return partial(PreNormCrossLayer if spec.norm == "pre" else PostNormCrossLayer, source=source)
 
 
 class DecoderEmbedding(nn.Module):
@@ -84,12 +120,16 @@ class DecoderEmbedding(nn.Module):
 class Decoder(nn.Module):
     """A stack of layers with cross attention. `start`: the token before those of each sequence, of which the last is dropped."""
 
-    def __init__(self, spec: EncoderSpec, embed: DecoderEmbedding, start: int) -> None:
-        """`spec.causal` must be true."""
+    def __init__(
+        self, spec: EncoderSpec, start: int, *, embed: DecoderEmbedding | None = None, relative: PositionBias | None = None
+    ) -> None:
+        """`spec.causal` must be true. `embed` None: the vectors of tokens alone."""
         super().__init__()
-        self.embed = embed
-        self.stack = tuple(CrossLayer(spec, each) for each in spec.layers)
+        self.embed, self.relative = embed, relative
+        kind = cross_layer(spec, spec.hidden)
+        self.stack = tuple(kind(spec, each) for each in spec.layers)
         self.layers = nn.ModuleList(self.stack)
+        self.norm = None if spec.norm == "post" else Norm(spec)
         self.start = start
 
     def forward(
@@ -99,19 +139,21 @@ class Decoder(nn.Module):
 
         `states`: the encoder's, of the same batch. `table`: of token vectors.
         """
-        x = self.embed.forward(table.forward(self.shifted(batch)), batch.positions)
-        shared = Shared({}, None)
+        x = table.forward(self.shifted(batch))
+        x = x if self.embed is None else self.embed.forward(x, batch.positions)
+        shared = Shared({}, None if self.relative is None else self.relative.table)
         short = rows == "last"
         for layer in self.stack[:-1] if short else self.stack:
             between()
             x = layer.decode(x, states, batch, shared)
-        if rows is None:
-            return x
-        chosen = batch.rows(rows)
-        if not short:
-            return x.index_select(0, chosen)
-        between()
-        return self.stack[-1].decode_rows(x, states, batch, shared, chosen, batch.row_layout())
+        if rows is not None:
+            between()
+            chosen = batch.rows(rows)
+            if short:
+                x = self.stack[-1].decode_rows(x, states, batch, shared, chosen, batch.row_layout())
+            else:
+                x = x.index_select(0, chosen)
+        return x if self.norm is None else self.norm.forward(x)
 
     def shifted(self, batch: Packed) -> Tensor:
         """The ids of the batch, in each sequence one place further: [tokens]"""
@@ -121,8 +163,8 @@ class Decoder(nn.Module):
 class EncoderDecoder(PackedEncoder):
     """An encoder and a decoder over the same tokens shifted right, whose states are those that a head reads."""
 
-    def __init__(self, spec: EncoderSpec, embed: InputLayer, decoder: Decoder) -> None:
-        super().__init__(spec, embed)
+    def __init__(self, spec: EncoderSpec, embed: InputLayer, decoder: Decoder, *, relative: PositionBias | None = None) -> None:
+        super().__init__(spec, embed, relative=relative)
         self.decoder = decoder
 
     @torch.inference_mode()

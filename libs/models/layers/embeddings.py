@@ -76,7 +76,7 @@ class TokenEmbedding(InputLayer):
         hidden = size if spec.hidden is None else spec.hidden
         width = hidden if spec.norm_last else size
         self.norm = None if spec.norm_eps is None else EmbeddingNorm(width, eps=spec.norm_eps, bias=spec.norm_bias)
-        self.project = PackedLinear(size, hidden, bias=not spec.norm_last) if hidden != size else None
+        self.project = PackedLinear(size, hidden, bias=not spec.norm_last) if hidden != size or spec.projected else None
         self.max_positions, self.vocabulary, self.segments = spec.positions - spec.offset, spec.vocabulary, spec.segments
         self.row_size = hidden
         self._offset, self._scale, self._norm_last = spec.offset, spec.scale, spec.norm_last

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from libs.kernels.attention.varlen import varlen_attention
-from libs.kernels.layout import Layout
+from libs.kernels.layout import Layout, to_device
 from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.native import layer as native_layer
 from libs.kernels.native.library import native
@@ -88,7 +89,7 @@ class Attention(nn.Module):
         self.k_norm = Norm(spec, size) if spec.qk_norm else None
         self.head_size = size
         self.scale = size**-0.5 if spec.scale is None else spec.scale
-        self.causal, self.window, self.rope = spec.causal, layer.window, layer.rope
+        self.causal, self.window, self.rope, self.softcap = spec.causal, layer.window, layer.rope, spec.softcap
 
     def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
         """[tokens, hidden] -> [tokens, heads * head_size]"""
@@ -104,7 +105,9 @@ class Attention(nn.Module):
         """[queries, heads, head_size], [tokens, kv_heads, head_size] twice -> [queries, heads * head_size]"""
         if batch.key_rows is not None:
             k, v = k.index_select(0, batch.key_rows), v.index_select(0, batch.key_rows)
-        mixed = varlen_attention(q, k, v, layout, scale=self.scale, causal=self.causal, window=self.window, bias=shared.bias)
+        mixed = varlen_attention(
+            q, k, v, layout, scale=self.scale, causal=self.causal, window=self.window, bias=shared.bias, softcap=self.softcap
+        )
         return mixed.flatten(1)
 
     def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
@@ -194,6 +197,8 @@ class Layer(nn.Module):
         """What the layer consists of, if it is one of the common forms."""
         attn, ffn, post = self.attn, self.ffn, type(self) is PostNormLayer
         if not (post or type(self) is PreNormLayer) or type(attn) is not Attention or type(ffn) is not FeedForward:
+            return None
+        if attn.softcap is not None:
             return None
         self._linears = attn.qkv, attn.out, ffn.up, ffn.down
 
@@ -347,12 +352,16 @@ class PackedEncoder(nn.Module):
         """Whether a layer carries a state from token to token: it has no keys of which some could be hidden, or shared."""
         self.embed, self.relative = embed, relative
         kind = _LAYERS[spec.norm] if layer is None else layer
-        self.stack = tuple(kind(spec, each, attention) for each in spec.layers)
-        self.layers = nn.ModuleList(self.stack)
+        own = [kind(spec, each, attention) for each in spec.layers]
+        self.layers = nn.ModuleList(own)
+        self.stack = tuple(own[number] for number in spec.order) if spec.order else tuple(own)
         final = spec if spec.final_eps is None else replace(spec, norm_eps=spec.final_eps)
         self.norm = None if spec.norm == "post" else Norm(final)
+        self.long_from = max((each.rope.long_from for each in spec.layers if each.rope is not None), default=0)
+        """Sequences of more tokens have other rotary frequencies, from their first token on (LongRoPE); 0: none have."""
         self._ropes = tuple(dict.fromkeys(each.rope for each in spec.layers if each.rope is not None))
         self._frequencies: dict[Rope, Tensor] = {}
+        self._long: dict[Rope, Tensor] = {}
         self._axes: dict[Rope, Tensor] = {}
         # Kernels place a single query at the end of its keys, so masks and biases by distance would be wrong for a first token.
         plain = bool(spec.layers) and not spec.causal and spec.layers[-1].window is None and relative is None
@@ -360,18 +369,22 @@ class PackedEncoder(nn.Module):
 
     def prepare(self) -> None:
         """Once loaded: put the frequencies of all rotations on the device, in float32 whatever the encoder's type."""
-        self._frequencies = {rope: torch.tensor(rope.frequencies, dtype=torch.float32, device=self.device) for rope in self._ropes}
+        self._frequencies = {rope: self._on_device(rope.frequencies) for rope in self._ropes}
+        self._long = {rope: self._on_device(rope.long) for rope in self._ropes if rope.long}
         self._axes = {rope: torch.tensor(rope.axes, device=self.device) for rope in self._ropes if rope.axes}
+
+    def _on_device(self, numbers: tuple[float, ...]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.float32, device=self.device)
 
     @cached_property
     def goes_by_runs(self) -> bool:
         """Whether the lengths of a batch's sequences decide what is launched, and not its shape alone."""
-        return any(layer.goes_by_runs or layer.attn.goes_by_runs for layer in self.stack)
+        return self.long_from > 0 or any(layer.goes_by_runs or layer.attn.goes_by_runs for layer in self.stack)
 
     @property
     def shares_prefixes(self) -> bool:
         """Whether sequences may begin with one that is computed once for all of them."""
-        return self.causal and not self.recurrent
+        return self.causal and not self.recurrent and not self.long_from
 
     @property
     def token_weight(self) -> Tensor:
@@ -431,8 +444,17 @@ class PackedEncoder(nn.Module):
 
     def _rotation(self, rope: Rope, batch: Packed) -> Rotation:
         if batch.axes is None or not rope.axes:
-            return angles(batch.positions, self._frequencies[rope], rope.factor)
+            return angles(batch.positions, self._of_lengths(rope, batch), rope.factor)
         return angles(batch.axes.index_select(0, self._axes[rope]).T.contiguous(), self._frequencies[rope], rope.factor)
+
+    def _of_lengths(self, rope: Rope, batch: Packed) -> Tensor:
+        """The frequencies [pairs], or [tokens, pairs] where some of the batch's sequences are long."""
+        short = self._frequencies[rope]
+        is_long = [bool(rope.long) and length > rope.long_from for length in batch.wholes or batch.keys]
+        if not any(is_long):
+            return short
+        both = torch.stack((short, self._long[rope]))
+        return both.index_select(0, to_device(np.repeat(is_long, batch.lengths).astype(np.int32), self.device))
 
 
 def resident_bytes(module: nn.Module) -> int:

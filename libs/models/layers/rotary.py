@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from libs.errors import ModelBroken
-from libs.models.layers.spec import Config, Rope
+from libs.models.layers.spec import MIN_POSITIVE, Config, Rope
 
 _THETA = 10_000.0
 _MOST_TURNED = 1 << 13
@@ -54,7 +55,8 @@ def rope_of(
     if name not in _SCALINGS:
         raise values.unsupported(key, f"supported are {', '.join(_SCALINGS)}")
     frequencies, factor = _SCALINGS[name](values, config, base, turned)
-    return Rope(tuple(frequencies.tolist()), factor, _axes(values, turned // 2))
+    rope = Rope(tuple(frequencies.tolist()), factor, _axes(values, turned // 2))
+    return _with_long(rope, values, config, base, turned) if _SCALINGS[name] is _longrope else rope
 
 
 def _axes(values: Config, pairs: int) -> tuple[int, ...]:
@@ -71,7 +73,11 @@ def _axes(values: Config, pairs: int) -> tuple[int, ...]:
 
 def _plain(base: float, size: int) -> Tensor:
     """RoFormer's base^(-2i / size) (arXiv 2104.09864): float32 [size / 2], on the CPU whichever device a model is built on."""
-    return 1.0 / (base ** (torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size))
+    return 1.0 / base ** _exponents(size)
+
+
+def _exponents(size: int) -> Tensor:
+    return torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size
 
 
 def _default(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
@@ -111,7 +117,7 @@ def _yarn(values: Config, config: Config, base: float, size: int) -> tuple[Tenso
     low, high = max(low, 0), min(high, size - 1)
     ramp = (torch.arange(size // 2, dtype=torch.float32, device="cpu") - low) / (high - low or 0.001)
     kept = 1 - ramp.clamp(0, 1)
-    periods = base ** (torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size)
+    periods = base ** _exponents(size)
     return 1.0 / (factor * periods) * (1 - kept) + 1.0 / periods * kept, _yarn_factor(values, factor)
 
 
@@ -139,6 +145,27 @@ def _llama3(values: Config, config: Config, base: float, size: int) -> tuple[Ten
     return torch.where(waves < original / high, plain, stretched), 1.0
 
 
+def _longrope(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
+    """LongRoPE (arXiv 2402.13753), for sequences within the original context: each pair is slowed by a factor of its own."""
+    original = _original_length(values, config)
+    factor = values.positive("factor", config.size("max_position_embeddings") / original)
+    scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return _slowed("short_factor", values, base, size), values.number("attention_factor", scale)
+
+
+def _with_long(rope: Rope, values: Config, config: Config, base: float, size: int) -> Rope:
+    """The same with the frequencies of longer sequences, unless no sequence is longer."""
+    frequencies, original = _slowed("long_factor", values, base, size), _original_length(values, config)
+    if config.size("max_position_embeddings") <= original:
+        return rope
+    return replace(rope, long=tuple(frequencies.tolist()), long_from=original)
+
+
+def _slowed(key: str, values: Config, base: float, size: int) -> Tensor:
+    factors = values.numbers(key, (0.0,) * (size // 2), least=MIN_POSITIVE)
+    return 1.0 / (torch.tensor(factors, dtype=torch.float32, device="cpu") * base ** _exponents(size))
+
+
 def _original_length(values: Config, config: Config) -> int:
     """The context length before RoPE scaling; config.json's top-level key takes precedence, as in transformers."""
     inner = values.size("original_max_position_embeddings", config.size("max_position_embeddings"))
@@ -151,6 +178,8 @@ _SCALINGS: dict[str, Callable[[Config, Config, float, int], tuple[Tensor, float]
     "dynamic": _default,
     "linear": _linear,
     "llama3": _llama3,
+    "longrope": _longrope,
     "ntk": _ntk,
+    "su": _longrope,  # its name in the first files of Phi-3
     "yarn": _yarn,
 }

@@ -40,11 +40,14 @@ class Rope:
     """Rotary positions: the frequency of each pair of a head's dimensions, in radians per token, and the factor on cos and sin.
 
     `axes`: which row of `Packed.axes` turns each pair, for positions in several dimensions; empty: a token's place turns all.
+    `long`: the frequencies of sequences of more than `long_from` tokens (LongRoPE); empty: the same for all lengths.
     """
 
     frequencies: tuple[float, ...]
     factor: float = 1.0
     axes: tuple[int, ...] = ()
+    long: tuple[float, ...] = ()
+    long_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,8 @@ class EmbeddingSpec:
 
     `positions`: the rows of the position table, of which the first `offset` are for padding (RoBERTa); the rest are the longest
     sequence. `table` False: no position embeddings (RoPE, ALiBi). `norm_eps` None: no norm. `scale`: the factor on the sum.
-    `hidden` None: as `size`. `norm_last`: projected first, without a bias, then normalised.
+    `hidden` None: as `size`. `norm_last`: projected first, without a bias, then normalised. `projected`:
+    the projection exists even if `size` equals `hidden` (ALBERT).
     """
 
     vocabulary: int
@@ -95,6 +99,7 @@ class EmbeddingSpec:
     scale: float = 1.0
     hidden: int | None = None
     norm_last: bool = False
+    projected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +135,8 @@ class EncoderSpec:
     out_bias: bool = True
     up_bias: bool = True
     down_bias: bool = True
+    order: tuple[int, ...] = ()  # indices of `layers` in the order of computation, with repetitions (ALBERT); empty: each once
+    softcap: float | None = None  # replaces attention scores by softcap * tanh(scores / softcap) (Gemma 2)
 
     @property
     def shared(self) -> int:

@@ -17,10 +17,10 @@ from libs.kernels.linear.packed import PackedLinear, has_bfloat16
 from libs.models import weights
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
-from libs.models.text.families.bert import bert, deberta, distilbert, jina, jina_code, mpnet, prenorm, xlmr_flash
-from libs.models.text.families.decoders import gemma, gemma3, glm, llama, qwen, qwen3_5
+from libs.models.text.families.bert import albert, bert, deberta, distilbert, jina, jina_code, mpnet, prenorm, xlmr_flash
+from libs.models.text.families.decoders import gemma, gemma2, gemma3, glm, llama, phi3, qwen, qwen3_5
 from libs.models.text.families.rotary import eurobert, gte, modernbert, nomic_bert, nomic_moe, privacy_filter
-from libs.models.text.families.seq2seq import bart, t5
+from libs.models.text.families.seq2seq import bart, t5, t5_classifier
 from libs.models.weights import HeadRule, Rule, TensorFile
 
 
@@ -60,12 +60,14 @@ class _Prepares(Protocol):
 
 
 _FAMILIES: tuple[Family, ...] = (
+    albert,
     bart,
     bert,
     deberta,
     distilbert,
     eurobert,
     gemma,
+    gemma2,
     gemma3,
     glm,
     gte,
@@ -76,11 +78,13 @@ _FAMILIES: tuple[Family, ...] = (
     mpnet,
     nomic_bert,
     nomic_moe,
+    phi3,
     prenorm,
     privacy_filter,
     qwen,
     qwen3_5,
     t5,
+    t5_classifier,
     xlmr_flash,
 )
 

@@ -109,11 +109,11 @@ def role_of(target: Target, **said: str | None) -> pb.Role:
 
 
 def truncation_of(word: bool | str | None, field: str, *, side: str | None = None) -> pb.Truncation:
-    """Truncation as clients say it: true or false, or NONE, START (LEFT) or END (RIGHT) in any case. None: END. `side`: where to
-    cut if `word` is true or None."""
+    """Truncation as clients say it: true or false, or NONE, START (LEFT) or END (RIGHT) in any case. `side`: where to
+    cut if `word` is true or None; None: where the model's files say."""
     sides = {"end": pb.TRUNCATION_END, "right": pb.TRUNCATION_END, "start": pb.TRUNCATION_START, "left": pb.TRUNCATION_START}
     if word is None or word is True:
-        found = sides.get((side or "end").lower())
+        found = sides.get(side.lower()) if side else pb.TRUNCATION_UNSPECIFIED
     elif word is False:
         found = pb.TRUNCATION_NONE
     else:

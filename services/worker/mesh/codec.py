@@ -70,7 +70,7 @@ _REPRESENTATIONS: dict[int, Representation] = {
     inference_pb2.REPRESENTATION_MULTI_VECTOR: "multi_vector",
 }
 _TRUNCATIONS: dict[int, Truncation] = {
-    inference_pb2.TRUNCATION_UNSPECIFIED: "end",
+    inference_pb2.TRUNCATION_UNSPECIFIED: "default",
     inference_pb2.TRUNCATION_NONE: "none",
     inference_pb2.TRUNCATION_END: "end",
     inference_pb2.TRUNCATION_START: "start",

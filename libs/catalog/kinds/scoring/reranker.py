@@ -16,7 +16,7 @@ from libs.catalog.checkpoint.modules import activation
 from libs.errors import ModelBroken
 
 _LANGUAGE_MODEL = "ForCausalLM"
-_TIED = ("gemma", "gemma3_text")  # families whose `tie_word_embeddings` is true where it is not given
+_TIED = ("gemma", "gemma2", "gemma3_text")  # families whose `tie_word_embeddings` is true where it is not given
 
 
 def refuse_bare(files: Checkpoint) -> None:
@@ -32,8 +32,6 @@ def refuse_bare(files: Checkpoint) -> None:
 
 def yes_no(files: Checkpoint, card: Card) -> Card:
     """The card of a reranker. The catalog may give its `answers` and `template`, so that they may be empty until `need_answers`."""
-    if files.config.values.get("final_logit_softcapping") is not None:
-        raise files.config.broken("final_logit_softcapping", "is not served for rerankers: only null is")
     score = files.modules.answers
     card = replace(
         card,

@@ -13,8 +13,8 @@ from libs.catalog.card import Card
 from libs.catalog.checkpoint.chat import takes_messages, with_template
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 
-SEQUENCE_TO_SEQUENCE: Final = ("bart", "mbart", "t5", "mt5")
-CAUSAL: Final = ("gemma", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
+SEQUENCE_TO_SEQUENCE: Final = ("bart", "marian", "mbart", "t5", "mt5")
+CAUSAL: Final = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3")
 _SEQUENCE_TO_SEQUENCE_CLASSES: Final = ("ForConditionalGeneration", "MTModel")
 FILE: Final = "generation_config.json"
 
@@ -25,7 +25,7 @@ def is_writer(files: Checkpoint) -> bool:
         return False
     family = files.config.text("model_type")
     if family in SEQUENCE_TO_SEQUENCE:
-        return files.architecture.endswith("ForConditionalGeneration")
+        return files.architecture.endswith(_SEQUENCE_TO_SEQUENCE_CLASSES)
     is_causal = family in CAUSAL and files.architecture.endswith("ForCausalLM")
     return is_causal and (files.directory / FILE).is_file() and takes_messages(files)
 

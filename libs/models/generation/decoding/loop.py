@@ -125,6 +125,9 @@ class DecodeLoop:
         if not 0 <= int(prompt.min()) <= int(prompt.max()) < writer.decoder.embed.vocabulary:
             raise InvalidInput(f"the prompt has a token that is none of the model's {writer.decoder.embed.vocabulary}")
         new = settings.longest(len(prompt), request.most, writer.max_positions)
+        turn = writer.decoder.long_from
+        if settings.beams > 1 and len(prompt) <= turn:
+            new = min(new, turn - len(prompt))  # beams share pages of keys, which are not computed again
         if new < 1:
             raise InvalidInput(f"a prompt of {len(prompt)} tokens leaves no room for an answer")
         return prompt, len(prompt) + new
@@ -176,6 +179,7 @@ class DecodeLoop:
             keys=where.keys,
             given=_given(pieces, spans),
             axes=_axes(pieces, spans, positions, device),
+            wholes=tuple(piece.row.length for piece in pieces),
         )
 
     def _choose(self, pieces: Sequence[_Piece], scores: Tensor) -> list[Written]:
@@ -203,6 +207,8 @@ class DecodeLoop:
     def _write(self, piece: _Piece, token: int, score: TokenScore | None) -> Written:
         sequence, row = piece.sequence, piece.row
         row.write(token)
+        if row.length - 1 == self.writer.decoder.long_from:
+            row.stored = 0  # all keys are computed again, by the frequencies of long sequences
         ends = sequence.request.ends
         finish: Finish | None = None
         if token in sequence.settings.stops or (ends is not None and ends(row.text[sequence.prompt :])):
@@ -221,6 +227,8 @@ class DecodeLoop:
         texts = [row.text for row in sequence.rows]
         logs = torch.log_softmax(scores, dim=-1)
         apply(logs, [sequence.rules.edits(text) for text in texts])
+        if settings.renormalizes:
+            logs = torch.log_softmax(logs, dim=-1)
         chosen = search.advance(logs.cpu().expand(settings.beams, -1))
         if chosen:
             sequence.go_on(chosen)

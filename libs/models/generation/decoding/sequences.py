@@ -103,7 +103,7 @@ class DecodeSequence:
 
     @property
     def is_prefilled(self) -> bool:
-        return self.rows[0].stored >= self.prompt
+        return self.rows[0].stored >= self.prompt and self.rows[0].left <= 1
 
     def make_room(self, row: Row, count: int) -> list[tuple[int, int]]:
         """Takes pages for so many more keys of a row. Returns the pages to be copied, from and to: those that it shared."""

@@ -58,6 +58,8 @@ class Settings:
     never chosen; None: all may be. `bad_words`: token sequences that are never completed. `forced_first`: the token after a prompt
     of one; `forced_last`: the last token of an answer that reaches its longest.
 
+    `renormalizes`: beams are scored by log probabilities that are normalised again once tokens were barred.
+
     `temperature` 0: the likeliest token is chosen. `top_k`, `top_p` and `min_p` restrict what is drawn from where it is above 0.
     """
 
@@ -84,6 +86,7 @@ class Settings:
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    renormalizes: bool = False
 
     def sampler(self, key: bytes) -> Sampler | None:
         """With random numbers by `key`; None where nothing is drawn: greedy answers, and those by beams."""
@@ -146,8 +149,6 @@ def settings_of(config: Config) -> Settings:
         for key, neutral in _NEUTRAL_SAMPLED.items():
             if config.has(key) and config.values[key] not in neutral:
                 raise config.unsupported(key, "this setting is not served where do_sample is true")
-    if beams > 1 and config.flag("renormalize_logits", False):
-        raise config.unsupported("renormalize_logits", "it is not served with beams")
     return Settings(
         stops=_ids(config, "eos_token_id", MAX_STOPS),
         start=_first(config, "decoder_start_token_id", "bos_token_id"),
@@ -169,6 +170,7 @@ def settings_of(config: Config) -> Settings:
         top_k=config.integer("top_k", 0),
         top_p=_within(config, "top_p", 1.0, 0.0, 1.0),
         min_p=_within(config, "min_p", 0.0, 0.0, 1.0),
+        renormalizes=config.flag("renormalize_logits", False),
     )
 
 

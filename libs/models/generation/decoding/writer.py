@@ -14,9 +14,9 @@ from libs.kernels.attention.paged import PagedLayout, Pages, attend, empty_pages
 from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.native.layer import LayerPages
 from libs.kernels.native.paged import page_table
-from libs.models.generation.decoding.cross import CrossLayer
 from libs.models.generation.decoding.rules import Ids
 from libs.models.generation.decoding.settings import Settings
+from libs.models.layers.decoder import CrossLayer
 from libs.models.layers.encoder import Layer, PackedEncoder, Shared, resident_bytes
 from libs.models.packed import Packed
 from libs.models.work import Between, nothing_between
@@ -174,7 +174,8 @@ class Writer:
             store(k, v, pages, where)
             mixed = attn.mix(q, k, v, batch, where.layout, shared)
         else:
-            mixed = attend(q, k, v, pages, where, scale=attn.scale, window=attn.window, bias=shared.bias).flatten(1)
+            mixed = attend(q, k, v, pages, where, scale=attn.scale, window=attn.window, bias=shared.bias, softcap=attn.softcap)
+            mixed = mixed.flatten(1)
         if not isinstance(layer, CrossLayer):
             return layer.after_attention(x, mixed)
         if places.cross is None:

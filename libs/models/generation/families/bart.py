@@ -1,13 +1,13 @@
-"""BART (arXiv 1910.13461) and mBART: an encoder and a decoder with cross attention, learned positions, LayerNorm.
+"""BART (arXiv 1910.13461), mBART and Marian: an encoder and a decoder with cross attention, and LayerNorm.
 
-BART has its norms after each residual add, mBART before each block and once at the end.
+BART and Marian have their norms after each residual add, mBART before each block and once at the end. Marian (arXiv 1804.00344)
+has sines and cosines for positions, and no norm after the embeddings.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Final, Literal
 
 import torch
@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from libs.models import weights
-from libs.models.generation.decoding.cross import PostNormCrossLayer, PreNormCrossLayer
 from libs.models.generation.decoding.settings import Settings
 from libs.models.generation.decoding.writer import LanguageHead, Writer
+from libs.models.layers.decoder import cross_layer
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
@@ -25,7 +25,7 @@ from libs.models.packed import Packed
 from libs.models.text.registry import prepare
 from libs.models.weights import HeadRule, Maybe, Rule, TensorFile
 
-MODEL_TYPES: Final = ("bart", "mbart")
+MODEL_TYPES: Final = ("bart", "marian", "mbart")
 PAD: Final = 1
 PREFIXES: Final = ("", "model.")
 
@@ -73,6 +73,9 @@ DECODER_WEIGHTS: Final[dict[str, Rule]] = {"shared": "embed.token"} | _COPIES | 
 DECODER_ALONE: Final[dict[str, Rule]] = _DECODER | {"decoder.embed_tokens": "embed.token"}
 """Of a decoder whose encoder is something else (Donut, TrOCR)."""
 
+_COMPUTED: Final[dict[str, Rule]] = {"encoder.embed_positions": None, "decoder.embed_positions": None}
+"""Positions of Marian, which old checkpoints store."""
+
 SINUSOIDAL: Final[dict[str, Rule]] = DECODER_ALONE | {"decoder.embed_positions": None}
 """The same without a table of positions."""
 
@@ -95,6 +98,19 @@ class SinusoidalEmbedding(BartEmbedding):
         rates = torch.exp(torch.arange(half, dtype=torch.float32) * -(math.log(10000) / (half - 1)))
         angles = torch.arange(PAD + 1, PAD + 1 + self.max_positions, dtype=torch.float32)[:, None] * rates
         table = F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, weight.shape[1] % 2))
+        self.places = (table / self._scale).to(device=weight.device, dtype=weight.dtype)
+
+
+class MarianEmbedding(BartEmbedding):
+    """With sines and cosines for positions, in the first and the second half, counted from 0."""
+
+    def prepare(self) -> None:
+        weight = self.token.weight
+        size = weight.shape[1]
+        # As the reference, in double precision.
+        rates = torch.pow(10_000.0, -torch.arange(0, size, 2, dtype=torch.float64) / size)
+        angles = torch.arange(self.max_positions, dtype=torch.float64)[:, None] * rates
+        table = torch.cat([angles.sin(), angles[:, : size // 2].cos()], dim=1).float()
         self.places = (table / self._scale).to(device=weight.device, dtype=weight.dtype)
 
 
@@ -123,14 +139,17 @@ def load(
 ) -> Writer:
     """A whole model. `embedding`: of the encoder. Raises ModelBroken naming the key of config.json, or the file and tensor, that
     cannot be served."""
+    computed: dict[str, Rule] = {}
+    if config.text("model_type") == "marian":
+        config.require("share_encoder_decoder_embeddings", True)
+        embedding, computed = MarianEmbedding, _COMPUTED
     with torch.device("meta"):
         encoder = PackedEncoder(_spec(config, "encoder", causal=False), _embedding(config, embedding))
     ignored: dict[str, HeadRule] = dict.fromkeys(_HEADS)
-    weights.load(
-        encoder, tensors, table=ENCODER_WEIGHTS, prefixes=PREFIXES, head_table=ignored, dtype=dtype, device=device
-    )  # fmt: skip
+    table = ENCODER_WEIGHTS | computed
+    weights.load(encoder, tensors, table=table, prefixes=PREFIXES, head_table=ignored, dtype=dtype, device=device)
     prepare(encoder)
-    made = load_decoder(config, tensors, settings, dtype, device)
+    made = load_decoder(config, tensors, settings, dtype, device, table=DECODER_WEIGHTS | computed)
     made.decoder.embed.token = encoder.embed.token  # one table in memory
     return Writer(made.decoder, made.head, settings, encoder.requires_grad_(False).eval())
 
@@ -149,9 +168,8 @@ def load_decoder(
     """The decoder and its head alone. `source`: width of the encoder's states; None: as wide as the decoder."""
     with torch.device("meta"):
         spec = _spec(config, "decoder", causal=True)
-        kind = PreNormCrossLayer if spec.norm == "pre" else PostNormCrossLayer
-        embed = _embedding(config, SinusoidalEmbedding if _is_sinusoidal(config) else BartEmbedding)
-        decoder = PackedEncoder(spec, embed, layer=partial(kind, source=spec.hidden if source is None else source))
+        embed = _embedding(config, _decoder_embedding(config))
+        decoder = PackedEncoder(spec, embed, layer=cross_layer(spec, spec.hidden if source is None else source))
     state = weights.load(decoder, tensors, table=table, prefixes=prefixes, head_table=_HEADS, dtype=dtype, device=device)
     prepare(decoder)
     return Writer(decoder.requires_grad_(False).eval(), _head(config, decoder, state, dtype), settings)
@@ -181,18 +199,21 @@ def _spec(config: Config, stack: str, *, causal: bool) -> EncoderSpec:
     )
 
 
-def _is_sinusoidal(config: Config) -> bool:
-    return not config.flag("use_learned_position_embeddings", True)
+def _decoder_embedding(config: Config) -> type[BartEmbedding]:
+    if config.text("model_type") == "marian":
+        return MarianEmbedding
+    return BartEmbedding if config.flag("use_learned_position_embeddings", True) else SinusoidalEmbedding
 
 
 def _embedding(config: Config, made: type[BartEmbedding] = BartEmbedding) -> BartEmbedding:
-    hidden, is_learned = config.size("d_model"), made is not SinusoidalEmbedding
+    hidden, is_learned = config.size("d_model"), made not in (MarianEmbedding, SinusoidalEmbedding)
+    has_norm = made is not MarianEmbedding and config.flag("layernorm_embedding", True)
     return made(
         EmbeddingSpec(
             config.size("vocab_size"),
             hidden,
             positions=config.size("max_position_embeddings", 1024) + (_OFFSET if is_learned else 0),
-            norm_eps=_EPS if config.flag("layernorm_embedding", True) else None,
+            norm_eps=_EPS if has_norm else None,
             table=is_learned,
             offset=_OFFSET if is_learned else 0,
             scale=hidden**0.5 if config.flag("scale_embedding", False) else 1.0,

@@ -11,11 +11,12 @@ from libs.errors import ModelBroken
 from libs.models.generation.decoding.settings import Settings
 from libs.models.generation.decoding.writer import LanguageHead, Writer
 from libs.models.layers.spec import Config
+from libs.models.text.families.decoders.gemma2 import final_softcap
 from libs.models.text.registry import build_encoder
 from libs.models.weights import HeadRule, Maybe, TensorFile
 
-MODEL_TYPES: Final = ("gemma", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
-_TIED: Final = ("gemma", "gemma3_text")  # where config.json does not say
+MODEL_TYPES: Final = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3")
+_TIED: Final = ("gemma", "gemma2", "gemma3_text")  # where config.json does not say
 _HEAD: Final[Mapping[str, HeadRule]] = {"lm_head": Maybe("head")}
 
 
@@ -31,5 +32,4 @@ def load(config: Config, tensors: TensorFile, settings: Settings, dtype: torch.d
         weight = decoder.token_weight
     else:
         weight = state["head.weight"].to(dtype)
-    softcap = config.positive("final_logit_softcapping") if config.has("final_logit_softcapping") else None
-    return Writer(decoder, LanguageHead(weight, softcap=softcap).eval(), settings)
+    return Writer(decoder, LanguageHead(weight, softcap=final_softcap(config)).eval(), settings)

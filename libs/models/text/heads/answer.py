@@ -15,11 +15,13 @@ from libs.models.work import InputSequence, Output
 class AnswerHead(nn.Module):
     """Last tokens' states -> [sequences, 1] float32: the logit for yes, less that for no where a model has one."""
 
-    def __init__(self, rows: Tensor) -> None:
-        """`rows` [1 or 2, hidden] float32: of the LM head, yes first."""
+    def __init__(self, rows: Tensor, softcap: float | None = None) -> None:
+        """`rows` [1 or 2, hidden] float32: of the LM head, yes first. `softcap`: logits become softcap * tanh(logits / softcap)."""
         super().__init__()
-        # One row for the difference: subtracting two nearly equal logits would lose the precision that ranks documents.
-        weight = rows if len(rows) == 1 else rows[:1] - rows[1:]
+        self._softcap, self._subtracts = softcap, softcap is not None and len(rows) == 2
+        # One row for the difference: subtracting two nearly equal logits would lose the precision that ranks documents. Capped
+        # logits must be subtracted.
+        weight = rows if len(rows) == 1 or self._subtracts else rows[:1] - rows[1:]
         self.layer = HeadLinear({"answer.weight": weight}, "answer", "identity")
 
     @property
@@ -27,7 +29,10 @@ class AnswerHead(nn.Module):
         return "last"
 
     def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
-        return (self.layer.forward(hidden.float()),)
+        logits = self.layer.forward(hidden.float())
+        if self._softcap is not None:
+            logits = (logits / self._softcap).tanh() * self._softcap
+        return (logits[:, :1] - logits[:, 1:] if self._subtracts else logits,)
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         return row_each(arrays[0])

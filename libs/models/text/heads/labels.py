@@ -25,7 +25,8 @@ from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.weights import HeadRule
 from libs.models.work import InputSequence, Output
 
-Pooling = Literal["first", "last", "mean"]
+Pooling = Literal["first", "last", "mean", "late"]
+"""The state that is classified; "late": every token's, and the logits are averaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Layout:
 
 _BERT = Layout("classifier", dense="pooler.dense", function="tanh")
 _ROBERTA = Layout("classifier.out_proj", dense="classifier.dense", function="tanh")
+_SEQ2SEQ = Layout("classification_head.out_proj", dense="classification_head.dense", function="tanh", pooling="last")
 LANGUAGE_MODEL = Layout("score", pooling="last")
 """Decoders classify their last token that is not `pad_token_id`, as transformers does (`WithoutPadding`)."""
 
@@ -56,7 +58,8 @@ _NEMOTRON = Layout("score", pooling="mean", pooling_key="pooling", divisor_key="
 """NVIDIA's Llama that sees both sides, as its own code classifies: llama-nemotron-rerank."""
 
 LAYOUTS: dict[str, Layout] = {
-    "bart": Layout("classification_head.out_proj", dense="classification_head.dense", function="tanh", pooling="last"),
+    "albert": Layout("classifier", dense="pooler", function="tanh"),
+    "bart": _SEQ2SEQ,
     "bert": _BERT,
     "distilbert": Layout("classifier", dense="pre_classifier", function="relu"),
     "electra": Layout("classifier.out_proj", dense="classifier.dense", function="gelu"),
@@ -73,18 +76,23 @@ LAYOUTS: dict[str, Layout] = {
         eps_key="norm_eps",
         pooling_key="classifier_pooling",
     ),
+    "eurobert": Layout("classifier", dense="dense", function="gelu", pooling_key="classifier_pooling", pooling="late"),
     "deberta-v2": Layout("classifier", dense="pooler.dense", function_key="pooler_hidden_act"),
     "nomic_bert": _BERT,
     "new": _BERT,
     "gte": _BERT,
     "jina_embeddings_v3": _ROBERTA,
     "gemma": LANGUAGE_MODEL,
+    "gemma2": LANGUAGE_MODEL,
     "gemma3_text": LANGUAGE_MODEL,
     "llama": LANGUAGE_MODEL,
     "llama_bidirec": _NEMOTRON,
     "mistral": LANGUAGE_MODEL,
+    "phi3": LANGUAGE_MODEL,
     "qwen2": LANGUAGE_MODEL,
     "qwen3": LANGUAGE_MODEL,
+    "t5": _SEQ2SEQ,
+    "mt5": _SEQ2SEQ,
 }
 _OF_TOKENS = ("modernbert",)  # their token classifier has the same layers as their sequence classifier; the others' is one layer
 _SCORE_OF_TOKENS = ("openai_privacy_filter",)  # their token classifier is one layer of this name
@@ -131,9 +139,11 @@ class LabelsHead(nn.Module):
 
     @property
     def rows(self) -> Rows | None:
-        return None if self._pooling == "mean" else self._pooling
+        return self._pooling if self._pooling in ("first", "last") else None
 
     def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+        if self._pooling == "late":
+            return (mean(self.classifier.forward(hidden), batch.cu_seqlens),)
         states = mean(hidden, batch.cu_seqlens) if self._pooling == "mean" else hidden
         return (self.classifier.forward(states),)
 
@@ -166,7 +176,14 @@ def pooling_of(layout: Layout, config: Config) -> Pooling:
         return layout.pooling
     if not config.has(layout.pooling_key):
         return layout.pooling
-    names: dict[str, Pooling] = {"cls": "first", "mean": "mean", "avg": "mean", "last": "last"}
+    names: dict[str, Pooling] = {
+        "cls": "first",
+        "bos": "first",
+        "mean": "mean",
+        "avg": "mean",
+        "last": "last",
+        "late": "late",
+    }
     name = config.text(layout.pooling_key)
     if name not in names:
         raise config.unsupported(layout.pooling_key, f"supported are {', '.join(names)}")

@@ -40,6 +40,9 @@ class MlmLayout:
 _ROBERTA = MlmLayout("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", bias="lm_head.bias")
 _GTE = replace(_ROBERTA, norm="lm_head.norm", bias="", function="hidden_act")
 MLM_LAYOUTS: dict[str, MlmLayout] = {
+    "albert": MlmLayout(
+        "predictions.dense", "predictions.LayerNorm", "predictions.decoder", bias="predictions.bias", function="hidden_act"
+    ),
     "bert": MlmLayout(
         "cls.predictions.transform.dense",
         "cls.predictions.transform.LayerNorm",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from libs.catalog.card import Card
+from libs.catalog.checkpoint.files import need_config
 from libs.catalog.kinds.embedding.nvembed import MODEL_TYPE, read_latent
 from libs.models.head import ModelHead
 from libs.models.text.heads.latent import LatentHead
@@ -11,11 +14,14 @@ from libs.models.text.heads.pooled import PooledHead
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.text.kinds.kind import Built, Parts
 from libs.models.text.kinds.state import HeadState
+from libs.models.text.processing.asymmetric import QUERY_HEAD, AsymmetricProcessor
 from libs.models.text.processing.embedding import EmbeddingProcessor
 from libs.models.text.processing.latent import LatentProcessor
+from libs.models.text.registry import build_encoder
 from libs.models.text.tokenising.late import LateFrame
 from libs.models.text.tokenising.text import special_token
-from libs.models.weights import HeadRule
+from libs.models.trunk import Trunk
+from libs.models.weights import HeadRule, TensorFile
 
 
 def head_table(card: Card) -> dict[str, HeadRule]:
@@ -25,6 +31,8 @@ def head_table(card: Card) -> dict[str, HeadRule]:
 def build(parts: Parts) -> Built:
     if parts.config.text("model_type") == MODEL_TYPE:
         return _latent(parts)
+    if parts.card.queries is not None:
+        return _asymmetric(parts, parts.card.queries)
     card, text = parts.card, parts.text()
     layers = dense_layers(card, parts.directory, parts.state, parts.device)
     heads: dict[str, ModelHead] = {}
@@ -37,6 +45,26 @@ def build(parts: Parts) -> Built:
         fill = special_token(parts.root, "mask_token") or special_token(parts.root, "eos_token")
         late = LateFrame(card.late, text, fill)
     return Built(heads, EmbeddingProcessor(card, text, late))
+
+
+def _asymmetric(parts: Parts, queries: Card) -> Built:
+    """Documents by the main encoder, queries by another one, in the same data type."""
+    root = parts.directory / queries.encoder_folder
+    config = need_config(root, queries.encoder_file).values
+    tensors, device = TensorFile.open(parts.directory, queries.encoder_folder), parts.device
+    encoder, state = build_encoder(
+        config, tensors, dtype=parts.encoder.dtype, device=device, head_tables=head_table(queries), int8=parts.int8
+    )
+    queries = replace(queries, max_tokens=min(queries.max_tokens, encoder.max_positions))
+    own = Parts(queries, parts.directory, encoder, state, parts.rest, device, parts.int8)
+    documents = EmbeddingProcessor(parts.card, parts.text())
+    processor = AsymmetricProcessor(parts.card, documents, EmbeddingProcessor(queries, own.text()))
+    trunk = Trunk(encoder, {QUERY_HEAD: _pooled(own)})
+    return Built({"dense": _pooled(parts)}, processor, (trunk,))
+
+
+def _pooled(parts: Parts) -> PooledHead:
+    return PooledHead(parts.card.pooling, dense_layers(parts.card, parts.directory, parts.state, parts.device))
 
 
 def _latent(parts: Parts) -> Built:

@@ -11,7 +11,7 @@ from libs.models.text.processing.nli import NliProcessor
 from libs.models.text.tokenising.chat import ChatPairs
 from libs.models.weights import HeadRule
 
-_DEFAULT_PADDING = {"gemma": 0, "gemma3_text": 0}
+_DEFAULT_PADDING = {"gemma": 0, "gemma2": 0, "gemma3_text": 0, "phi3": 32_000}
 """transformers' padding token where config.json has no key for it."""
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from libs.catalog.card import Card
 from libs.errors import ModelBroken
+from libs.models.text.families.decoders.gemma2 import final_softcap
 from libs.models.text.heads.answer import AnswerHead
 from libs.models.text.kinds.kind import Built, Parts
 from libs.models.text.processing.labels import LabelsProcessor
@@ -25,7 +26,7 @@ def head_table(card: Card) -> dict[str, HeadRule]:
 def build(parts: Parts) -> Built:
     text = parts.text()
     pairs = ChatPairs(parts.card, parts.root, text, shares=parts.encoder.shares_prefixes)
-    head = AnswerHead(_rows(parts, text))
+    head = AnswerHead(_rows(parts, text), final_softcap(parts.config))
     return Built({"logits": head}, LabelsProcessor(parts.card, text, pairs))
 
 

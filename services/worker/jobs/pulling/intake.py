@@ -20,7 +20,7 @@ from shoal.v1 import worker_pb2
 from libs.catalog.card import Card
 from libs.documents.reader import shared_reader
 from libs.errors import InternalError, ShoalError
-from libs.models import GoOn, Prepared, Work
+from libs.models import GoOn, Prepared, Work, with_truncation
 from libs.models.documents import has_documents, with_pages
 from libs.models.images.memory import reserving
 from libs.telemetry import metrics
@@ -194,6 +194,7 @@ class Intake:
 
     def _prepare_work(self, held: HeldJob, work: Work, go_on: GoOn) -> Prepared:
         model = held.resident.model
+        work = with_truncation(work, model.card)
         if model.card.images is None:
             return model.prepare(work, go_on)
         with reserving(partial(self._residency.decoding.reserve, check=partial(self._check, held))):

@@ -37,7 +37,7 @@ WEIGHTS: dict[str, Rule] = {
     "decoder.layers.{}.self_attn.v_proj": ("decoder.layers.{}.attn.qkv", 2),
     "decoder.layers.{}.self_attn.out_proj": "decoder.layers.{}.attn.out",
     "decoder.layers.{}.self_attn_layer_norm": "decoder.layers.{}.attn_norm",
-    "decoder.layers.{}.encoder_attn.q_proj": "decoder.layers.{}.cross.query",
+    "decoder.layers.{}.encoder_attn.q_proj": "decoder.layers.{}.cross.q",
     "decoder.layers.{}.encoder_attn.k_proj": ("decoder.layers.{}.cross.kv", 0),
     "decoder.layers.{}.encoder_attn.v_proj": ("decoder.layers.{}.cross.kv", 1),
     "decoder.layers.{}.encoder_attn.out_proj": "decoder.layers.{}.cross.out",
@@ -69,7 +69,7 @@ def build(config: Config) -> PackedEncoder:
     rows = config.size("max_position_embeddings", 1024) + _OFFSET
     embed = TokenEmbedding(EmbeddingSpec(vocabulary, spec.hidden, positions=rows, norm_eps=_NORM_EPS, offset=_OFFSET))
     own = replace(_spec(config, "decoder"), causal=True)
-    return EncoderDecoder(spec, embed, Decoder(own, DecoderEmbedding(own, rows, _OFFSET), start))
+    return EncoderDecoder(spec, embed, Decoder(own, start, embed=DecoderEmbedding(own, rows, _OFFSET)))
 
 
 def _spec(config: Config, side: str) -> EncoderSpec:

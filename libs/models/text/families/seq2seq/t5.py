@@ -1,9 +1,16 @@
 """T5's and mT5's encoder: pre-RMSNorm, relative position bias, unscaled attention scores, feed-forward plain or gated.
 
-Of a checkpoint of the whole model only the encoder is served: the decoder's tensors are ignored.
+Embedders are the encoder alone, whose checkpoints may hold the decoder too. Writers and classifiers compute both
+(`libs/models/generation/families/t5.py`, `t5_classifier.py`).
 """
 
 from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
 
 from libs.models.layers.buckets import BucketBias
 from libs.models.layers.embeddings import TokenEmbedding
@@ -14,45 +21,54 @@ from libs.models.weights import Rule
 MODEL_TYPES = ("t5", "mt5")
 PREFIXES = ("", "transformer.")
 
-_DECODER: dict[str, Rule] = {
+_BLOCK = "decoder.block.{}.layer"
+DECODER: dict[str, Rule] = {
+    "decoder.block.0.layer.0.SelfAttention.relative_attention_bias": "relative.buckets",
+    f"{_BLOCK}.0.layer_norm": "layers.{}.attn_norm",
+    f"{_BLOCK}.0.SelfAttention.q": ("layers.{}.attn.qkv", 0),
+    f"{_BLOCK}.0.SelfAttention.k": ("layers.{}.attn.qkv", 1),
+    f"{_BLOCK}.0.SelfAttention.v": ("layers.{}.attn.qkv", 2),
+    f"{_BLOCK}.0.SelfAttention.o": "layers.{}.attn.out",
+    f"{_BLOCK}.1.layer_norm": "layers.{}.cross_norm",
+    f"{_BLOCK}.1.EncDecAttention.q": "layers.{}.cross.q",
+    f"{_BLOCK}.1.EncDecAttention.k": ("layers.{}.cross.kv", 0),
+    f"{_BLOCK}.1.EncDecAttention.v": ("layers.{}.cross.kv", 1),
+    f"{_BLOCK}.1.EncDecAttention.o": "layers.{}.cross.out",
+    f"{_BLOCK}.2.layer_norm": "layers.{}.ffn_norm",
+    f"{_BLOCK}.2.DenseReluDense.wi": "layers.{}.ffn.up",
+    f"{_BLOCK}.2.DenseReluDense.wi_0": ("layers.{}.ffn.up", 0),
+    f"{_BLOCK}.2.DenseReluDense.wi_1": ("layers.{}.ffn.up", 1),
+    f"{_BLOCK}.2.DenseReluDense.wo": "layers.{}.ffn.down",
+    "decoder.final_layer_norm": "norm",
+}
+"""Names of a decoder with cross attention, for those who compute it (writers, classifiers)."""
+
+_COPIES: dict[str, Rule] = {
+    "encoder.embed_tokens": None,
     "decoder.embed_tokens": None,
-    "decoder.final_layer_norm": None,
-    "decoder.block.{}.layer.0.layer_norm": None,
-    "decoder.block.{}.layer.0.SelfAttention.q": None,
-    "decoder.block.{}.layer.0.SelfAttention.k": None,
-    "decoder.block.{}.layer.0.SelfAttention.v": None,
-    "decoder.block.{}.layer.0.SelfAttention.o": None,
-    "decoder.block.{}.layer.0.SelfAttention.relative_attention_bias": None,
-    "decoder.block.{}.layer.1.layer_norm": None,
-    "decoder.block.{}.layer.1.EncDecAttention.q": None,
-    "decoder.block.{}.layer.1.EncDecAttention.k": None,
-    "decoder.block.{}.layer.1.EncDecAttention.v": None,
-    "decoder.block.{}.layer.1.EncDecAttention.o": None,
-    "decoder.block.{}.layer.1.EncDecAttention.relative_attention_bias": None,
-    "decoder.block.{}.layer.2.layer_norm": None,
-    "decoder.block.{}.layer.2.DenseReluDense.wi": None,
-    "decoder.block.{}.layer.2.DenseReluDense.wi_0": None,
-    "decoder.block.{}.layer.2.DenseReluDense.wi_1": None,
-    "decoder.block.{}.layer.2.DenseReluDense.wo": None,
+    "decoder.block.{}.layer.1.EncDecAttention.relative_attention_bias": None,  # of old checkpoints; the reference ignores it
     "lm_head": None,
 }
 
-WEIGHTS: dict[str, Rule] = _DECODER | {
-    "shared": "embed.token",
-    "encoder.embed_tokens": None,  # a copy
-    "encoder.block.0.layer.0.SelfAttention.relative_attention_bias": "relative.buckets",
-    "encoder.block.{}.layer.0.SelfAttention.q": ("layers.{}.attn.qkv", 0),
-    "encoder.block.{}.layer.0.SelfAttention.k": ("layers.{}.attn.qkv", 1),
-    "encoder.block.{}.layer.0.SelfAttention.v": ("layers.{}.attn.qkv", 2),
-    "encoder.block.{}.layer.0.SelfAttention.o": "layers.{}.attn.out",
-    "encoder.block.{}.layer.0.layer_norm": "layers.{}.attn_norm",
-    "encoder.block.{}.layer.1.DenseReluDense.wi": "layers.{}.ffn.up",
-    "encoder.block.{}.layer.1.DenseReluDense.wi_0": ("layers.{}.ffn.up", 0),
-    "encoder.block.{}.layer.1.DenseReluDense.wi_1": ("layers.{}.ffn.up", 1),
-    "encoder.block.{}.layer.1.DenseReluDense.wo": "layers.{}.ffn.down",
-    "encoder.block.{}.layer.1.layer_norm": "layers.{}.ffn_norm",
-    "encoder.final_layer_norm": "norm",
-}
+WEIGHTS: dict[str, Rule] = (
+    dict.fromkeys(DECODER)
+    | _COPIES
+    | {
+        "shared": "embed.token",
+        "encoder.block.0.layer.0.SelfAttention.relative_attention_bias": "relative.buckets",
+        "encoder.block.{}.layer.0.SelfAttention.q": ("layers.{}.attn.qkv", 0),
+        "encoder.block.{}.layer.0.SelfAttention.k": ("layers.{}.attn.qkv", 1),
+        "encoder.block.{}.layer.0.SelfAttention.v": ("layers.{}.attn.qkv", 2),
+        "encoder.block.{}.layer.0.SelfAttention.o": "layers.{}.attn.out",
+        "encoder.block.{}.layer.0.layer_norm": "layers.{}.attn_norm",
+        "encoder.block.{}.layer.1.DenseReluDense.wi": "layers.{}.ffn.up",
+        "encoder.block.{}.layer.1.DenseReluDense.wi_0": ("layers.{}.ffn.up", 0),
+        "encoder.block.{}.layer.1.DenseReluDense.wi_1": ("layers.{}.ffn.up", 1),
+        "encoder.block.{}.layer.1.DenseReluDense.wo": "layers.{}.ffn.down",
+        "encoder.block.{}.layer.1.layer_norm": "layers.{}.ffn_norm",
+        "encoder.final_layer_norm": "norm",
+    }
+)
 
 _FEED_FORWARDS: dict[str, tuple[bool, Activation]] = {
     "relu": (False, "relu"),
@@ -65,15 +81,19 @@ _FEED_FORWARDS: dict[str, tuple[bool, Activation]] = {
 
 # Relative positions have no limit, so this bounds only the table of distances; the tokenizer or sentence_bert_config.json limits
 # a sequence.
-_LONGEST = 1 << 15
+LONGEST = 1 << 15
 
 
 def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     spec = spec_of(config)
-    embed = TokenEmbedding(EmbeddingSpec(config.size("vocab_size"), spec.hidden, positions=_LONGEST, norm_eps=None, table=False))
-    farthest = config.size("relative_attention_max_distance", 128)
-    return PackedEncoder(spec, embed, relative=BucketBias.of(config, spec.heads, reach=_LONGEST - 1, farthest=farthest))
+    embed = TokenEmbedding(EmbeddingSpec(config.size("vocab_size"), spec.hidden, positions=LONGEST, norm_eps=None, table=False))
+    return PackedEncoder(spec, embed, relative=bias(config, spec))
+
+
+def bias(config: Config, spec: EncoderSpec) -> BucketBias:
+    """The encoder's bias."""
+    return BucketBias.of(config, spec.heads, reach=LONGEST - 1, farthest=_farthest(config))
 
 
 def spec_of(config: Config) -> EncoderSpec:
@@ -104,3 +124,34 @@ def _feed_forward(config: Config) -> tuple[bool, Activation]:
     if name not in _FEED_FORWARDS:
         raise config.unsupported("feed_forward_proj", f"supported are {', '.join(_FEED_FORWARDS)}")
     return _FEED_FORWARDS[name]
+
+
+def decoder_spec_of(config: Config) -> EncoderSpec:
+    """The decoder's layers."""
+    layers = config.layers("num_decoder_layers", config.layers("num_layers"))
+    return replace(spec_of(config), causal=True, layers=(LayerSpec(),) * layers)
+
+
+class CausalBias(BucketBias):
+    """T5's bias in a decoder: one half of the buckets for exact distances to earlier tokens, the other for farther ones."""
+
+    def prepare(self) -> None:
+        weight = self.buckets.weight
+        back = torch.arange(self._reach, -self._reach - 1, -1, device=weight.device).clamp(min=0)
+        self.table = weight[_bucket_of(back, weight.shape[0], self._farthest)].T.contiguous()
+
+
+def _bucket_of(back: Tensor, buckets: int, farthest: int) -> Tensor:
+    exact = buckets // 2
+    ratio = (back.clamp(min=1).float() / exact).log() / math.log(farthest / exact)
+    wide = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)
+    return torch.where(back < exact, back, wide)
+
+
+def causal_bias(config: Config, spec: EncoderSpec, *, reach: int) -> BucketBias:
+    """The decoder's bias, for distances up to `reach`."""
+    return CausalBias.of(config, spec.heads, reach=reach, farthest=_farthest(config))
+
+
+def _farthest(config: Config) -> int:
+    return config.size("relative_attention_max_distance", 128)

@@ -1,0 +1,43 @@
+"""Encode, score and classify with an embedding model whose queries have an encoder of their own (sentence-transformers' Router)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from libs.catalog.card import Card
+from libs.models.results import Result
+from libs.models.text.checks import need_task
+from libs.models.text.processing.embedding import EmbeddingProcessor
+from libs.models.work import EncodeWork, GoOn, Head, Output, Prepared, ScoreWork, Work, go_on_anyway
+
+QUERY_HEAD: Final[Head] = "query"
+_HEAD: Final[Head] = "dense"
+
+
+class AsymmetricProcessor:
+    """The processor of one model. Its encoder for queries has the head QUERY_HEAD, that for documents "dense"."""
+
+    def __init__(self, card: Card, documents: EmbeddingProcessor, queries: EmbeddingProcessor) -> None:
+        self._card, self._documents, self._queries = card, documents, queries
+
+    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+        need_task(work, self._card)
+        if isinstance(work, ScoreWork):
+            query = self._queries.prepare(replace(work, documents=[]), go_on)
+            documents = self._documents.prepare(work, go_on)
+            sequences = [*query.sequences, *documents.sequences[1:]]
+            heads = (QUERY_HEAD, *(_HEAD for _ in sequences[1:]))
+            return replace(documents, head=QUERY_HEAD, sequences=sequences, heads=heads)
+        if self._is_query(work):
+            return replace(self._queries.prepare(work, go_on), head=QUERY_HEAD)
+        return self._documents.prepare(work, go_on)
+
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
+        processor = self._queries if self._is_query(prepared.work) else self._documents
+        return processor.finish(replace(prepared, head=_HEAD, heads=()), outputs, go_on)
+
+    def _is_query(self, work: Work) -> bool:
+        role = work.role if isinstance(work, EncodeWork) else ""
+        return role == "query" or (not role and self._card.query_default and not isinstance(work, ScoreWork))
