@@ -114,8 +114,13 @@ class TensorFile:
 
     def split(self, prefix: str) -> tuple[TensorFile, TensorFile]:
         """The tensors that begin with a prefix, without it, and all others."""
-        own = {name.removeprefix(prefix): entry for name, entry in self._entries.items() if name.startswith(prefix)}
-        rest = {name: entry for name, entry in self._entries.items() if not name.startswith(prefix)}
+        own, rest = self.partition(lambda name: name.startswith(prefix))
+        return own.renamed(lambda name: name.removeprefix(prefix)), rest
+
+    def partition(self, is_wanted: Callable[[str], bool]) -> tuple[TensorFile, TensorFile]:
+        """The tensors of some names, and all others."""
+        own = {name: entry for name, entry in self._entries.items() if is_wanted(name)}
+        rest = {name: entry for name, entry in self._entries.items() if name not in own}
         return TensorFile(self.source, own), TensorFile(self.source, rest)
 
     def renamed(self, name: Callable[[str], str]) -> TensorFile:

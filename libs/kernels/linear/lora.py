@@ -92,6 +92,18 @@ class Delta:
             return add_sliced(y, x, segments, self.parts)
         return add_masked(y, x, segments, self.parts, self.rows.memo)
 
+    def add_rows_to(self, y: Tensor, numbers: Tensor) -> Tensor:
+        """The same for a lookup table: adds the updates of its rows `numbers` [rows] to y [rows, size] in place, and returns y.
+
+        Here `a` of a part is [table rows, rank]: the low-rank input of each row of the table.
+        """
+        for segment in self.rows.segments[len(numbers)]:
+            part = self.parts.get(segment.adapter)
+            if part is not None:
+                rows = slice(segment.start, segment.stop)
+                y[rows] += (part.a.index_select(0, numbers[rows]) @ part.b).type_as(y)
+        return y
+
 
 def add_sliced(y: Tensor, x: Tensor, segments: Sequence[Segment], parts: Mapping[int, LowRank]) -> Tensor:
     """Computes each adapter's rows separately. An adapter of another type than the batch (float32) is computed in its own type."""

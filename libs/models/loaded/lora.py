@@ -17,13 +17,14 @@ from threading import Lock
 from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from libs.catalog.checkpoint.adapter import FILE, TORCH_WEIGHTS, WEIGHTS, Adapter, read_adapter
 from libs.catalog.checkpoint.files import NOT_OPENED, shortened
 from libs.errors import ModelBroken
 from libs.kernels.linear.lora import Delta, LowRank, Rows
 from libs.kernels.linear.packed import PackedLinear, must_widen
+from libs.models.layers.embeddings import Table
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.weights import HeadRule, LowRankUpdate, Rule, Spare, TensorFile, find
 
@@ -46,10 +47,11 @@ _Made = TypeVar("_Made", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The shape of a linear layer that can be adapted: `slots` add up to its outputs."""
+    """The shape of a layer that can be adapted: `slots` add up to its outputs. `is_table`: a lookup table, of `inputs` rows."""
 
     inputs: int
     slots: tuple[int, ...]
+    is_table: bool = False
 
 
 @runtime_checkable
@@ -123,7 +125,10 @@ def _place(rule: Rule, number: str) -> Place | None:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The two factors of one adapted module, as stored: a [rank, inputs], b [outputs, rank]; and the scale of their product b a."""
+    """The two factors of one adapted module, as stored: a [rank, inputs], b [outputs, rank]; and the scale of their product b a.
+
+    Of a lookup table a is [rows, rank].
+    """
 
     place: Place
     a: Tensor
@@ -141,6 +146,20 @@ class Loaded:
     learned: Mapping[str, AdapterConstants]
 
 
+class OwnFactors(nn.Module):
+    """The adapters of a checkpoint itself. A module, so that their tensors are counted and moved with the model's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapters: dict[str, Loaded] = {}
+        self._views: list[Tensor] = []
+
+    def add(self, name: str, adapter: Loaded, buffer: Tensor) -> None:
+        self.register_buffer(f"factors_{len(self.adapters)}", buffer, persistent=False)
+        self._views += [factor for part in adapter.parts.values() for factor in (part.a, part.b)]
+        self.adapters[name] = adapter
+
+
 class Adapters:
     """The adapters of one model, by name. `add` and `remove` may be called from any thread during a forward.
 
@@ -148,13 +167,17 @@ class Adapters:
     """
 
     def __init__(self, encoder: PackedEncoder, names: Names, dtype: torch.dtype, device: torch.device) -> None:
-        self._encoder, self._names, self._device = encoder, names, device
+        self._encoder, self.names, self._device = encoder, names, device
         self._dtype = torch.float32 if must_widen(torch.empty(0, dtype=dtype, device=device)) else dtype
         self._bindable = {name: module for name, module in encoder.named_modules() if isinstance(module, _Bindable)}
         linears = {name: module for name, module in self._bindable.items() if isinstance(module, PackedLinear)}
-        self._shapes = {name: Shape(linear.inputs, linear.slots) for name, linear in linears.items()}
+        self.shapes = {name: Shape(linear.inputs, linear.slots) for name, linear in linears.items()}
         if isinstance(encoder, PrecomputesConstants):
-            self._shapes.update(encoder.spent())
+            self.shapes.update(encoder.spent())
+        tables = {name: module for name, module in self._bindable.items() if isinstance(module, Table)}
+        self.shapes.update({name: Shape(len(table.weight), table.weight.shape[1:], is_table=True) for name, table in tables.items()})
+        self.own = OwnFactors()
+        """The factors of the checkpoint's own adapters, which are part of the model."""
         # Copy-on-write: a forward keeps the mapping that it began with. The lock is for writers.
         self._loaded: Mapping[str, Loaded] = {}
         self._replacing = Lock()
@@ -173,13 +196,23 @@ class Adapters:
     @torch.inference_mode()
     def add(self, name: str, directory: Path) -> int:
         """Reads an adapter's directory; returns its bytes on the device. Raises ModelBroken with the file and key or tensor."""
-        pieces = read_pieces(directory, self._names, self._shapes)
-        parts, size = self._parts(pieces)
+        parts, buffer = self._parts(self.read(directory))
+        size = buffer.nbytes
         learned = self._encoder.relearn(parts) if isinstance(self._encoder, PrecomputesConstants) else {}
         size += sum(made.bytes for made in learned.values())
         with self._replacing:
             self._loaded = {**self._loaded, name: Loaded(directory, size, parts, learned)}
         return size
+
+    def read(self, directory: Path) -> list[Piece]:
+        """The factors of an adapter's directory. Raises ModelBroken with the file and key or tensor."""
+        return read_pieces(directory, self.names, self.shapes)
+
+    @torch.inference_mode()
+    def add_own(self, name: str, pieces: Sequence[Piece]) -> None:
+        """Adds an adapter of the checkpoint itself: it stays while the model is there, also in host memory. Before any forward."""
+        parts, buffer = self._parts(pieces)
+        self.own.add(name, Loaded(Path(), buffer.nbytes, parts, {}), buffer)
 
     def remove(self, name: str) -> None:
         """Unloads an adapter, if it is loaded. Its memory is free once the forward in progress is over."""
@@ -200,6 +233,7 @@ class Adapters:
             yield
             return
         known = self._loaded if self._followed is None else self._fetched(used, self._followed)
+        known = {**self.own.adapters, **known}
         bindings = self._bindings([known[name] for name in used], Rows.of([used.get(name) for name in names], lengths))
         try:
             self._bind(bindings)
@@ -238,21 +272,23 @@ class Adapters:
         found = [(self._bindable[name], Delta(rows, own)) for name, own in parts.items() if name in self._bindable]
         return [*found, *((self._bindable[name], BoundConstants(rows, own)) for name, own in learned.items())]
 
-    def _parts(self, pieces: Sequence[Piece]) -> tuple[dict[str, LowRank], int]:
-        """All factors in one buffer on the device, one pair for each layer; and the buffer's bytes."""
+    def _parts(self, pieces: Sequence[Piece]) -> tuple[dict[str, LowRank], Tensor]:
+        """All factors in one buffer on the device, one pair for each layer; and the buffer."""
         by_layer: dict[str, list[Piece]] = {}
         for piece in pieces:
             by_layer.setdefault(piece.place.layer, []).append(piece)
-        factors = [factor for layer, of_it in by_layer.items() for factor in _fused(of_it, self._shapes[layer])]
+        factors = [factor for layer, of_it in by_layer.items() for factor in _fused(of_it, self.shapes[layer])]
         buffer = torch.cat([factor.flatten() for factor in factors]).to(device=self._device, dtype=self._dtype)
         ends = accumulate(factor.numel() for factor in factors)
         views = [buffer[end - factor.numel() : end].view(factor.shape) for factor, end in zip(factors, ends, strict=True)]
         parts = {layer: LowRank(a, b) for layer, a, b in zip(by_layer, views[::2], views[1::2], strict=True)}
-        return parts, buffer.nbytes
+        return parts, buffer
 
 
 def _fused(pieces: Sequence[Piece], shape: Shape) -> tuple[Tensor, Tensor]:
     """One layer's factors in float32: a [ranks, inputs], b [ranks, outputs], 0 outside a piece's slot."""
+    if shape.is_table:
+        return pieces[0].a.float(), (pieces[0].b.float().T * pieces[0].scale).contiguous()
     a = torch.cat([piece.a.float() for piece in pieces])
     b = torch.zeros(len(a), sum(shape.slots))
     first = 0
@@ -351,7 +387,7 @@ def _piece(
     if place is None:
         return None
     shape = shapes.get(place.layer)
-    if shape is None:
+    if shape is None or shape.is_table:
         raise _broken(stored, "adapts what is no linear layer of this model; only those can have adapters")
     rank = adapter.rank_of(module)
     _check_shape(tensors, found["A"], (rank, shape.inputs))

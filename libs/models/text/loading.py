@@ -11,12 +11,14 @@ from pathlib import Path
 import torch
 
 from libs.catalog.card import Card
-from libs.catalog.checkpoint.files import need_config
+from libs.catalog.checkpoint.files import Config, need_config
+from libs.catalog.checkpoint.tasks import OwnAdapters, read_own_adapters
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Overrides
 from libs.errors import InvalidInput, ModelBroken
 from libs.kernels.linear import int8 as kernels
 from libs.models.loaded.lora import Names
+from libs.models.loaded.tasks import without_parametrizations
 from libs.models.loaded.tiers import copying
 from libs.models.packed_model import PackedModel
 from libs.models.precision import int8
@@ -50,6 +52,8 @@ def _load(directory: Path, model_id: str, device: torch.device, dtype: torch.dty
     kind = kind_of(card)
     own, rest = TensorFile.open(directory, card.encoder_folder).split(card.encoder_prefix)
     config = encoder_config(directory, card)
+    own, factors = without_parametrizations(own)
+    adapters = read_own_adapters(Config("config.json", config)) if card.own_adapters else OwnAdapters()
     with copying(device):
         tables = kind.head_table(card)
         encoder, state = build_encoder(config, own, dtype=dtype, device=device, head_tables=tables, int8=quantised)
@@ -60,6 +64,7 @@ def _load(directory: Path, model_id: str, device: torch.device, dtype: torch.dty
         model = PackedModel(
             card, (Trunk(encoder, built.heads), *built.trunks), Tokenising(TextsAlone(built.processor)), names, device
         )
+        model.add_own_adapters(adapters, directory, factors)
         if device.type != "cpu":
             model.gather()
     if quantised:
