@@ -12,11 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from libs.catalog.card import MOST_PROMPT_CHARACTERS, MOST_PROMPTS, Card, Kind
+from libs.catalog.checkpoint.adapter import FILE as ADAPTER
+from libs.catalog.checkpoint.adapter import WEIGHTS as ADAPTER_WEIGHTS
 from libs.catalog.checkpoint.adapter import base_of
 from libs.catalog.checkpoint.chat import refuse_messages, template_files
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, shortened, tensor_files
 from libs.catalog.checkpoint.modules import prompts_of, read_modules, sentence_settings
+from libs.catalog.checkpoint.tasks import read_own_adapters
 from libs.catalog.kinds.embedding.dense import dense
 from libs.catalog.kinds.embedding.gritlm import is_gritlm
 from libs.catalog.kinds.embedding.hybrid import hybrid, layer_files, pickled_layers
@@ -199,6 +202,10 @@ def _revision(files: Checkpoint) -> str:
         GENERATION,
     ]
     tensors = [name for folder in parts for name in tensor_files(files.directory, folder)]
+    own = read_own_adapters(files.config)
+    if own.folder:
+        configs += [f"{own.folder}/{name}/{ADAPTER}" for name in own.names]
+        tensors += [f"{own.folder}/{name}/{ADAPTER_WEIGHTS}" for name in own.names]
     tensors += layer_files(files)
     configs += template_files(files)
     if files.modules.answers is not None:

@@ -51,6 +51,18 @@ def test_without_lists_only_the_root_counts() -> None:
     assert wanted({}, *others) == ["config.json", "merges.txt", "model.safetensors"]
 
 
+def test_a_model_with_adapters_of_its_own_comes_with_them() -> None:
+    adapters = [
+        f"adapters/{task}/{name}"
+        for task in ("clustering", "retrieval")
+        for name in ("adapter_config.json", "adapter_model.safetensors")
+    ]
+    others = ("model.safetensors", *adapters, "adapters/retrieval/optimizer.pt", "adapters/README.md", "custom_st.py")
+    config = {"model_type": "jina_embeddings_v5", "task_names": ["retrieval", "clustering"]}
+    assert wanted({"config.json": config}, *others) == [*adapters, "config.json", "model.safetensors"]
+    assert wanted({"config.json": {"model_type": "qwen3"}}, *others) == ["config.json", "model.safetensors"]
+
+
 def test_shards_tokenizers_and_templates() -> None:
     others = (
         "config.json",

@@ -40,11 +40,18 @@ def add_own_adapters(adapters: Adapters, own: OwnAdapters, directory: Path, fact
         return
     if own.folder:
         for name in own.names:
-            adapters.add_own(name, adapters.read(directory / own.folder / name))
+            adapters.add_own(name, _read_directory(adapters, directory, f"{own.folder}/{name}"))
         return
     by_task = _read_factors(factors, own, adapters.names, adapters.shapes)
     for name, pieces in zip(own.names, by_task, strict=True):
         adapters.add_own(name, pieces)
+
+
+def _read_directory(adapters: Adapters, directory: Path, folder: str) -> list[Piece]:
+    try:
+        return adapters.read(directory / folder)
+    except ModelBroken as error:
+        raise ModelBroken(f"{folder}/{error.message}") from error
 
 
 def _read_factors(factors: TensorFile, own: OwnAdapters, names: Names, shapes: Mapping[str, Shape]) -> list[list[Piece]]:
