@@ -19,7 +19,7 @@ from libs.catalog.checkpoint.chat import refuse_messages, template_files
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, shortened, tensor_files
 from libs.catalog.checkpoint.modules import prompts_of, read_modules, sentence_settings
-from libs.catalog.checkpoint.tasks import read_own_adapters
+from libs.catalog.checkpoint.tasks import read_own_adapters, refuse_unserved
 from libs.catalog.kinds.embedding.dense import dense
 from libs.catalog.kinds.embedding.gritlm import is_gritlm
 from libs.catalog.kinds.embedding.hybrid import hybrid, layer_files, pickled_layers
@@ -79,6 +79,7 @@ def _card(directory: Path, model: str, overrides: Overrides | None, base: Path |
     if base_of(directory):
         named = None if overrides is None else overrides.detect.kind
         return apply(vision_language_card(directory, model, named, base), overrides)
+    refuse_unserved(directory)
     for is_own, card_of in _DIRECTORIES:
         if is_own(directory):
             return apply(card_of(directory, model), overrides)

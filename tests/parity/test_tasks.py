@@ -213,6 +213,12 @@ def test_a_factor_without_its_partner_is_refused(missing: str, tmp_path: Path) -
         load(v3.directory)
 
 
+def test_v4_is_refused_with_what_to_use_instead(tmp_path: Path) -> None:
+    v3 = write_jina_v3(tmp_path, changes={"architectures": ["JinaEmbeddingsV4Model"], "model_type": "qwen2_5_vl"})
+    with pytest.raises(ModelBroken, match=r"architectures.*jina-embeddings-v5-text-small.*colqwen"):
+        load(v3.directory)
+
+
 @pytest.fixture(scope="module", params=[False, True], ids=["small", "nano"])
 def v5(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FakeJinaV5:
     return write_jina_v5(tmp_path_factory.mktemp("v5"), is_nano=request.param)

@@ -25,6 +25,12 @@ _DEFAULT: Final = "retrieval"
 """The task of jina-embeddings-v5 where a request names none."""
 
 _QUERY, _PASSAGE = "retrieval.query", "retrieval.passage"
+_UNSERVED: Final = {
+    "JinaEmbeddingsV4Model": (
+        "jina-embeddings-v4 is not served, as only its own code describes its adapters and its projector. For texts use "
+        "jinaai/jina-embeddings-v5-text-small or jinaai/jina-embeddings-v3, for pages vidore/colqwen2.5-v0.2"
+    ),
+}
 _MAX_TASKS: Final = 64
 _TASK: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
 
@@ -54,6 +60,14 @@ def has_tasks(directory: Path) -> bool:
     """Return whether the checkpoint is one of those whose own `Transformer` is known to be that of sentence-transformers."""
     config = read_config(directory, "config.json")
     return config is not None and bool(read_own_adapters(config).names)
+
+
+def refuse_unserved(directory: Path) -> None:
+    """Raise ModelBroken, with what to use instead, for a relative of these models that is not served."""
+    config = read_config(directory, "config.json")
+    for name in () if config is None else config.texts("architectures"):
+        if config is not None and name in _UNSERVED:
+            raise config.broken("architectures", f"is {name}: {_UNSERVED[name]}")
 
 
 def read_own_adapters(config: Config) -> OwnAdapters:
