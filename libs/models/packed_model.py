@@ -48,8 +48,19 @@ class PackedModel:
     weights, such as "bfloat16".
     """
 
-    def __init__(self, card: Card, trunks: Sequence[Trunk], processor: Processor, names: Names, device: torch.device) -> None:
-        """`trunks`: the first is the one whose encoder LoRA adapters are for. `names`: of its layers, as adapters have them."""
+    def __init__(
+        self,
+        card: Card,
+        trunks: Sequence[Trunk],
+        processor: Processor,
+        names: Names,
+        device: torch.device,
+        base: Callable[[], TensorFile] | None = None,
+    ) -> None:
+        """`trunks`: the first is the one whose encoder LoRA adapters are for. `names`: of its layers, as adapters have them.
+
+        `base`: as of `Adapters`.
+        """
         self.card = card
         self.trunks = tuple(trunks)
         self.bytes = 0
@@ -58,7 +69,7 @@ class PackedModel:
         self._processor, self._device = processor, device
         main = self.trunks[0].encoder
         self.data_type = str(main.dtype).removeprefix("torch.")
-        self._adapters = Adapters(main, names, main.dtype, device)
+        self._adapters = Adapters(main, names, main.dtype, device, base)
         self.count()
         # A batch's adapters are bound to the encoder's layers, so forwards take turns. A forward that preempts another, on the same
         # thread and between two of its layers, binds its own.

@@ -117,10 +117,12 @@ def test_roles_by_the_words_of_all_dialects(field: str, word: str, role: pb.Role
 @pytest.mark.parametrize("task", ["text-matching", "classification", "separation", "clustering"])
 def test_a_task_that_is_no_side_of_a_search_is_an_adapter_of_the_models_own(task: str) -> None:
     question = ask(task=task)
-    assert (question.message.adapter, question.message.role) == (task, pb.ROLE_UNSPECIFIED)
+    message: Any = question.message
+    assert (message.adapter, message.role) == (task, pb.ROLE_UNSPECIFIED)
     assert question.fields["adapter"] == "task"
-    assert ask(task=task, adapter="org/a").message.adapter == "org/a"
-    assert ask(task="retrieval.query").message.adapter == ""
+    named: Any = ask(task=task, adapter="org/a").message
+    side: Any = ask(task="retrieval.query").message
+    assert (named.adapter, side.adapter) == ("org/a", "")
 
 
 def test_an_alias_fixes_model_role_dimensions_and_adapter() -> None:

@@ -1,11 +1,11 @@
-"""jina-embeddings-v3 through the whole mesh as it is published: its tasks by gRPC and by HTTP, mixed, and tasks it does not have."""
+"""jina-embeddings-v3 through the whole mesh as it is published: its tasks by gRPC and by HTTP, mixed, and unknown ones."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -58,13 +58,14 @@ def worst(found: Any, wanted: Any) -> float:
 
 
 def test_roles_and_named_tasks_at_the_same_time(client: shoal.Client, v3: FakeJinaV3) -> None:
-    def error(named: tuple[str, str]) -> float:
+    def error(named: tuple[Literal["query", "document"] | None, str]) -> float:
         role, task = named
-        wanted = v3.encode(TEXTS, {"query": "retrieval.query", "document": "retrieval.passage"}.get(role, task))
-        got = client.encode(MODEL, TEXTS, role=role or None, adapter=task, timeout=60).dense
+        wanted = v3.encode(TEXTS, {"query": "retrieval.query", "document": "retrieval.passage"}.get(role or "", task))
+        got = client.encode(MODEL, TEXTS, role=role, adapter=task, timeout=60).dense
         return worst(got, wanted)
 
-    asked = [("", ""), ("query", ""), ("document", ""), *(("", task) for task in TASKS)] * 4
+    asked: list[tuple[Literal["query", "document"] | None, str]] = [(None, ""), ("query", ""), ("document", "")]
+    asked = [*asked, *((None, task) for task in TASKS)] * 4
     with ThreadPoolExecutor(len(asked)) as pool:
         assert max(pool.map(error, asked)) <= 1e-5
 
@@ -75,7 +76,9 @@ def test_score_is_the_cosine_of_query_and_passages(client: shoal.Client, v3: Fak
 
 
 def test_an_unknown_task_is_refused_with_the_models_tasks(client: shoal.Client, v3: FakeJinaV3) -> None:
-    with pytest.raises(shoal.errors.InvalidInput, match=r"'summary' of its own; it has retrieval\.query, .*text-matching") as raised:
+    with pytest.raises(
+        shoal.errors.InvalidInput, match=r"'summary' of its own; it has retrieval\.query, .*text-matching"
+    ) as raised:
         client.encode(MODEL, TEXTS, adapter="summary", timeout=30)
     assert raised.value.field == "adapter"
     assert worst(client.encode(MODEL, TEXTS, timeout=30).dense, v3.encode(TEXTS)) <= 1e-5

@@ -8,9 +8,10 @@ be accounted for by the family's table, or loading fails with its name.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
@@ -26,10 +27,17 @@ from libs.kernels.linear.lora import Delta, LowRank, Rows
 from libs.kernels.linear.packed import PackedLinear, must_widen
 from libs.models.layers.embeddings import Table
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.weights import HeadRule, LowRankUpdate, Rule, Spare, TensorFile, find
+from libs.models.weights import HeadRule, LowRankUpdate, Rule, Spare, TensorFile, find, stored_tensor
 
 # `base_model.model.` is PEFT's wrapper; an adapter's own name stands between lora_A and weight until PEFT takes it out.
-_NAME: Final = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<factor>[AB])(?:\.[\w-]+)?\.weight", re.ASCII)
+_NAME: Final = re.compile(
+    r"(?:base_model\.model\.)?(?P<module>.+)\.lora_"
+    r"(?:(?P<factor>[AB])(?:\.[\w-]+)?\.weight|(?P<magnitude>magnitude_vector)(?:\.[\w-]+){0,2})",
+    re.ASCII,
+)
+_MAGNITUDE: Final = "magnitude_vector"
+
+MERGE: Final = "merge it (merge_and_unload) and serve the result as a model"
 
 _MOST_NAME: Final = 1024
 """Characters. Layers of real models have names of a hundred."""
@@ -41,6 +49,9 @@ class AdapterConstants(Protocol):
     @property
     def bytes(self) -> int: ...
 
+
+Weights = tuple[Tensor, Tensor | None]
+"""A layer's weight [outputs, inputs] and bias, float32."""
 
 _Made = TypeVar("_Made", covariant=True)
 
@@ -127,13 +138,14 @@ def _place(rule: Rule, number: str) -> Place | None:
 class Piece:
     """The two factors of one adapted module, as stored: a [rank, inputs], b [outputs, rank]; and the scale of their product b a.
 
-    Of a lookup table a is [rows, rank].
+    Of a lookup table a is [rows, rank]. `magnitude`, of DoRA: the length of each row of the model's weight with the product.
     """
 
     place: Place
     a: Tensor
     b: Tensor
     scale: float
+    magnitude: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +164,17 @@ class OwnFactors(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.adapters: dict[str, Loaded] = {}
-        self._views: list[Tensor] = []
 
-    def add(self, name: str, adapter: Loaded, buffer: Tensor) -> None:
-        self.register_buffer(f"factors_{len(self.adapters)}", buffer, persistent=False)
-        self._views += [factor for part in adapter.parts.values() for factor in (part.a, part.b)]
-        self.adapters[name] = adapter
+    def add(self, name: str, parts: Mapping[str, LowRank]) -> None:
+        """Adds an adapter. Its tensors are views of few buffers."""
+        tensors = _tensors_of(parts)
+        for tensor in tensors:
+            self.register_buffer(f"factor_{len(self._buffers)}", tensor, persistent=False)
+        self.adapters[name] = Loaded(Path(), sum(tensor.nbytes for tensor in tensors), parts, {})
+
+
+def _tensors_of(parts: Mapping[str, LowRank]) -> list[Tensor]:
+    return [one for part in parts.values() for one in (part.a, part.b, part.gain, part.shift) if one is not None]
 
 
 class Adapters:
@@ -166,8 +183,17 @@ class Adapters:
     Binding writes to the layers, so a forward needs exclusive use of the encoder (`PackedModel.forward` takes a lock).
     """
 
-    def __init__(self, encoder: PackedEncoder, names: Names, dtype: torch.dtype, device: torch.device) -> None:
-        self._encoder, self.names, self._device = encoder, names, device
+    def __init__(
+        self,
+        encoder: PackedEncoder,
+        names: Names,
+        dtype: torch.dtype,
+        device: torch.device,
+        base: Callable[[], TensorFile] | None = None,
+    ) -> None:
+        """`base`: opens the encoder's tensors, of which adapters with magnitudes (DoRA) need the weights; None: it cannot have
+        such adapters."""
+        self._encoder, self.names, self._device, self._base = encoder, names, device, base
         self._dtype = torch.float32 if must_widen(torch.empty(0, dtype=dtype, device=device)) else dtype
         self._bindable = {name: module for name, module in encoder.named_modules() if isinstance(module, _Bindable)}
         linears = {name: module for name, module in self._bindable.items() if isinstance(module, PackedLinear)}
@@ -175,7 +201,9 @@ class Adapters:
         if isinstance(encoder, PrecomputesConstants):
             self.shapes.update(encoder.spent())
         tables = {name: module for name, module in self._bindable.items() if isinstance(module, Table)}
-        self.shapes.update({name: Shape(len(table.weight), table.weight.shape[1:], is_table=True) for name, table in tables.items()})
+        self.shapes.update(
+            {name: Shape(len(table.weight), table.weight.shape[1:], is_table=True) for name, table in tables.items()}
+        )
         self.own = OwnFactors()
         """The factors of the checkpoint's own adapters, which are part of the model."""
         # Copy-on-write: a forward keeps the mapping that it began with. The lock is for writers.
@@ -196,8 +224,8 @@ class Adapters:
     @torch.inference_mode()
     def add(self, name: str, directory: Path) -> int:
         """Reads an adapter's directory; returns its bytes on the device. Raises ModelBroken with the file and key or tensor."""
-        parts, buffer = self._parts(self.read(directory))
-        size = buffer.nbytes
+        parts = self._parts(self.read(directory))
+        size = sum(tensor.nbytes for tensor in _tensors_of(parts))
         learned = self._encoder.relearn(parts) if isinstance(self._encoder, PrecomputesConstants) else {}
         size += sum(made.bytes for made in learned.values())
         with self._replacing:
@@ -211,8 +239,7 @@ class Adapters:
     @torch.inference_mode()
     def add_own(self, name: str, pieces: Sequence[Piece]) -> None:
         """Adds an adapter of the checkpoint itself: it stays while the model is there, also in host memory. Before any forward."""
-        parts, buffer = self._parts(pieces)
-        self.own.add(name, Loaded(Path(), buffer.nbytes, parts, {}), buffer)
+        self.own.add(name, self._parts(pieces))
 
     def remove(self, name: str) -> None:
         """Unloads an adapter, if it is loaded. Its memory is free once the forward in progress is over."""
@@ -272,32 +299,80 @@ class Adapters:
         found = [(self._bindable[name], Delta(rows, own)) for name, own in parts.items() if name in self._bindable]
         return [*found, *((self._bindable[name], BoundConstants(rows, own)) for name, own in learned.items())]
 
-    def _parts(self, pieces: Sequence[Piece]) -> tuple[dict[str, LowRank], Tensor]:
-        """All factors in one buffer on the device, one pair for each layer; and the buffer."""
+    def _parts(self, pieces: Sequence[Piece]) -> dict[str, LowRank]:
+        """The factors of each layer, on the device."""
         by_layer: dict[str, list[Piece]] = {}
         for piece in pieces:
             by_layer.setdefault(piece.place.layer, []).append(piece)
-        factors = [factor for layer, of_it in by_layer.items() for factor in _fused(of_it, self.shapes[layer])]
-        buffer = torch.cat([factor.flatten() for factor in factors]).to(device=self._device, dtype=self._dtype)
-        ends = accumulate(factor.numel() for factor in factors)
-        views = [buffer[end - factor.numel() : end].view(factor.shape) for factor, end in zip(factors, ends, strict=True)]
-        parts = {layer: LowRank(a, b) for layer, a, b in zip(by_layer, views[::2], views[1::2], strict=True)}
-        return parts, buffer
+        weights = self._weights(pieces)
+        fused = [_fused(of_it, self.shapes[layer], cache(partial(weights, layer))) for layer, of_it in by_layer.items()]
+        factors = iter(self._placed([factor for one in fused for factor in (one.a, one.b)], self._dtype))
+        # A gain is near 1, where bfloat16 has steps of 0.8 %.
+        scales = iter(self._placed([scale for one in fused for scale in one.scales], torch.float32))
+        return {
+            layer: LowRank(next(factors), next(factors), *(next(scales) for _ in one.scales))
+            for layer, one in zip(by_layer, fused, strict=True)
+        }
+
+    def _placed(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+        """The tensors in one buffer on the device."""
+        if not tensors:
+            return []
+        buffer = torch.cat([tensor.flatten() for tensor in tensors]).to(device=self._device, dtype=dtype)
+        ends = accumulate(tensor.numel() for tensor in tensors)
+        return [buffer[end - tensor.numel() : end].view(tensor.shape) for tensor, end in zip(tensors, ends, strict=True)]
+
+    def _weights(self, pieces: Sequence[Piece]) -> Callable[[str], Weights]:
+        """What returns the stored weight and bias of a layer, of which magnitudes need both."""
+        if all(piece.magnitude is None for piece in pieces):
+            return _no_weights
+        if self._base is None or isinstance(self._encoder, PrecomputesConstants):
+            raise ModelBroken(f"{FILE}: `use_dora` is true, which is not served for a model of this family: {MERGE}")
+        tensors = self._base()
+
+        def weights(layer: str) -> Weights:
+            weight = stored_tensor(tensors, self.names.table, self.names.prefixes, layer, "weight")
+            if weight is None:
+                raise ModelBroken(f"{tensors.source}: holds no weight of {layer}, which an adapter with `use_dora` needs: {MERGE}")
+            return weight, stored_tensor(tensors, self.names.table, self.names.prefixes, layer, "bias")
+
+        return weights
 
 
-def _fused(pieces: Sequence[Piece], shape: Shape) -> tuple[Tensor, Tensor]:
-    """One layer's factors in float32: a [ranks, inputs], b [ranks, outputs], 0 outside a piece's slot."""
+def _no_weights(layer: str) -> Weights:
+    raise LookupError(layer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fused:
+    """One layer's factors in float32: a [ranks, inputs], b [ranks, outputs], 0 outside a piece's slot. `scales`: gain and shift
+    (`LowRank`), where a piece has magnitudes."""
+
+    a: Tensor
+    b: Tensor
+    scales: tuple[Tensor, ...] = ()
+
+
+def _fused(pieces: Sequence[Piece], shape: Shape, weights: Callable[[], Weights]) -> _Fused:
+    """`weights`: the layer's own, read where a piece needs them."""
     if shape.is_table:
-        return pieces[0].a.float(), (pieces[0].b.float().T * pieces[0].scale).contiguous()
+        return _Fused(pieces[0].a.float(), pieces[0].b.float().T * pieces[0].scale)
     a = torch.cat([piece.a.float() for piece in pieces])
     b = torch.zeros(len(a), sum(shape.slots))
+    gain, shift = torch.ones(sum(shape.slots)), torch.zeros(sum(shape.slots))
     first = 0
     for piece in pieces:
         start, size = _outputs(piece.place, shape)
-        last = first + len(piece.a)
-        b[first:last, start : start + size] = piece.b.float().T * piece.scale
+        own, last = slice(start, start + size), first + len(piece.a)
+        b[first:last, own] = piece.b.float().T * piece.scale
+        if piece.magnitude is not None:
+            weight, bias = weights()
+            summed = weight[own] + b[first:last, own].T @ piece.a.float()
+            gain[own] = piece.magnitude.float() / torch.linalg.vector_norm(summed, dim=1)
+            b[first:last, own] *= gain[own]
+            shift[own] = 0.0 if bias is None else (1 - gain[own]) * bias[own]
         first = last
-    return a, b
+    return _Fused(a, b, (gain, shift) if any(piece.magnitude is not None for piece in pieces) else ())
 
 
 def _outputs(place: Place, shape: Shape) -> tuple[int, int]:
@@ -337,12 +412,11 @@ def read_updates(directory: Path) -> dict[str, LowRankUpdate]:
         factors.setdefault(module, {})[factor] = stored
     updates = {}
     for module, found in factors.items():
-        if len(found) < 2:
-            raise _broken(next(iter(found.values())), "has no partner")
+        _check_partners(found)
         a, b, rank = tensors.read(found["A"]), tensors.read(found["B"]), adapter.rank_of(module)
         if a.dim() != 2 or b.dim() != 2 or len(a) != rank or b.shape[1] != rank:
             raise _broken(found["A"], f"and its partner have the shapes {list(a.shape)} and {list(b.shape)}; the rank is {rank}")
-        updates[module] = LowRankUpdate(a, b, adapter.scale_of(module))
+        updates[module] = LowRankUpdate(a, b, adapter.scale_of(module), _magnitude(found, adapter, tensors, len(b)))
     return updates
 
 
@@ -355,14 +429,12 @@ def _open(directory: Path) -> TensorFile:
 
 
 def _parse(stored: str) -> tuple[str, str]:
-    """Module and factor (A or B) of a tensor's name."""
+    """Module and factor (A, B or magnitude_vector) of a tensor's name."""
     match = _NAME.fullmatch(stored)
     if match is not None and len(stored) <= _MOST_NAME:
-        return match["module"], match["factor"]
+        return match["module"], match["factor"] or match["magnitude"]
     if "lora_embedding_" in stored:
         raise _broken(stored, "adapts an embedding; only linear layers can have adapters")
-    if "lora_magnitude_vector" in stored:
-        raise _broken(stored, "is of DoRA, which is not served")
     if "lora_" in stored:
         raise _broken(stored, "is not known; only lora_A.weight and lora_B.weight of linear layers are")
     raise _broken(stored, "is of what was trained as a whole (modules_to_save, or a bias); only LoRA's factors are served")
@@ -373,9 +445,7 @@ def _piece(
 ) -> Piece | None:
     """None for a layer that the family leaves out of the model itself."""
     stored = next(iter(found.values()))
-    for factor in "AB":
-        if factor not in found:
-            raise _broken(stored, f"has no partner lora_{factor}")
+    _check_partners(found)
     if not adapter.is_target(module):
         raise ModelBroken(f"{FILE}: `target_modules` does not name the module of tensor {stored!r} of {WEIGHTS}")
     try:
@@ -392,7 +462,26 @@ def _piece(
     rank = adapter.rank_of(module)
     _check_shape(tensors, found["A"], (rank, shape.inputs))
     _check_shape(tensors, found["B"], (_outputs(place, shape)[1], rank))
-    return Piece(place, tensors.read(found["A"]), tensors.read(found["B"]), adapter.scale_of(module))
+    magnitude = _magnitude(found, adapter, tensors, _outputs(place, shape)[1])
+    return Piece(place, tensors.read(found["A"]), tensors.read(found["B"]), adapter.scale_of(module), magnitude)
+
+
+def _check_partners(found: Mapping[str, str]) -> None:
+    for factor in "AB":
+        if factor not in found:
+            raise _broken(next(iter(found.values())), f"has no partner lora_{factor}")
+
+
+def _magnitude(found: Mapping[str, str], adapter: Adapter, tensors: TensorFile, outputs: int) -> Tensor | None:
+    """The magnitudes of a module of an adapter with DoRA. Raises ModelBroken where adapter_config.json and tensors differ on it."""
+    stored = found.get(_MAGNITUDE)
+    if (stored is not None) != adapter.dora:
+        named = stored or found["A"]
+        raise _broken(named, f"has {'a' if stored else 'no'} magnitude beside it, and {FILE} says `use_dora` {adapter.dora}")
+    if stored is None:
+        return None
+    _check_shape(tensors, stored, (outputs,))
+    return tensors.read(stored)
 
 
 def _check_shape(tensors: TensorFile, stored: str, wanted: tuple[int, int]) -> None:

@@ -50,9 +50,8 @@ def _load(directory: Path, model_id: str, device: torch.device, dtype: torch.dty
     card = read_card(directory, model_id, overrides)
     card, dtype, quantised = _number_format(card, device, dtype)
     kind = kind_of(card)
-    own, rest = TensorFile.open(directory, card.encoder_folder).split(card.encoder_prefix)
+    own, factors, rest = _tensors(directory, card)
     config = encoder_config(directory, card)
-    own, factors = without_parametrizations(own)
     adapters = read_own_adapters(Config("config.json", config)) if card.own_adapters else OwnAdapters()
     with copying(device):
         tables = kind.head_table(card)
@@ -61,9 +60,8 @@ def _load(directory: Path, model_id: str, device: torch.device, dtype: torch.dty
         table, prefixes = names_of(config)
         names = Names(table, (*prefixes, *(card.encoder_prefix + prefix for prefix in prefixes)), tables)
         built = kind.build(Parts(card, directory, encoder, state, rest, device, quantised))
-        model = PackedModel(
-            card, (Trunk(encoder, built.heads), *built.trunks), Tokenising(TextsAlone(built.processor)), names, device
-        )
+        trunks, processor = (Trunk(encoder, built.heads), *built.trunks), Tokenising(TextsAlone(built.processor))
+        model = PackedModel(card, trunks, processor, names, device, lambda: _tensors(directory, card)[0])
         model.add_own_adapters(adapters, directory, factors)
         if device.type != "cpu":
             model.gather()
@@ -73,6 +71,12 @@ def _load(directory: Path, model_id: str, device: torch.device, dtype: torch.dty
         wide = None if overrides is None else replace(overrides, dtype="float32")
         model.widen = partial(load_text_model, directory, model_id, torch.device("cpu"), torch.float32, wide)
     return model
+
+
+def _tensors(directory: Path, card: Card) -> tuple[TensorFile, TensorFile, TensorFile]:
+    """The encoder's tensors, the factors of its own adapters among them, and all tensors that are not the encoder's."""
+    encoder, rest = TensorFile.open(directory, card.encoder_folder).split(card.encoder_prefix)
+    return *without_parametrizations(encoder), rest
 
 
 def _number_format(card: Card, device: torch.device, dtype: torch.dtype) -> tuple[Card, torch.dtype, bool]:

@@ -111,7 +111,9 @@ class EmbeddingProcessor:
         if self._static is not None and self._is_static(work.role):
             found, tokens = self._static.rows(work.texts, prompt, work.truncation, item_path, go_on)
             return Prepared(work, "sparse", [], _Notes([], found), looked_up=tokens)
-        framed = self._adapted(self.framed(work.texts, prompt, work.role, work.truncation, item_path, go_on), work.role, work.adapter)
+        framed = self._adapted(
+            self.framed(work.texts, prompt, work.role, work.truncation, item_path, go_on), work.role, work.adapter
+        )
         check_pooled(work, framed.sequences, item_path)
         return Prepared(work, "+".join(forms), framed.sequences, _Notes(framed.masks, []))
 
