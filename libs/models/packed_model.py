@@ -17,7 +17,8 @@ from libs.models.documents import read_text_layers
 from libs.models.graphs.graphs import Graphs
 from libs.models.head import Compacts, ModelHead, PreemptedHead
 from libs.models.layers.encoder import resident_bytes
-from libs.models.loaded.lora import Adapters, Names
+from libs.models.loaded.lora import Adapters
+from libs.models.loaded.peft import Names
 from libs.models.loaded.probe import activation_bytes_per_token, image_bytes
 from libs.models.loaded.tasks import add_own_adapters
 from libs.models.loaded.tiers import Arena, ParkedModel, copying, sharing, tensors_of

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from libs.catalog.checkpoint import adapter as lora
 from libs.errors import ModelBroken
 from libs.models import load_model
-from libs.models.loaded.lora import read_updates
+from libs.models.loaded.peft import read_updates
 from libs.models.weights import TensorFile
-from tests.parity.adapters import STRENGTH, write_random_adapter
+from tests.parity.adapters import STRENGTH, quietly, with_adapter, write_random_adapter
 from tests.parity.checkpoints import Kind, random_model, write_checkpoint
 from tests.parity.test_lora import CPU, Adapted, worst
 
@@ -34,7 +34,7 @@ SETTINGS: tuple[tuple[Kind, dict[str, Any]], ...] = (
 
 def write_dora(kind: Kind, directory: Path, *, seed: int = 0, **settings: Any) -> transformers.PreTrainedModel:
     """Write a random DoRA adapter of the random model of a kind, and return that model with the weights of the formula."""
-    adapted = get_peft_model(random_model(kind), LoraConfig(use_dora=True, **settings))
+    adapted = with_adapter(random_model(kind), use_dora=True, **settings)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
@@ -91,9 +91,8 @@ def test_a_batch_with_dora_lora_and_neither_equals_the_formula(kind: Kind, setti
 def test_the_formula_is_pefts(tmp_path: Path) -> None:
     """The reference above is what PEFT itself makes by merging."""
     own = write_dora("bert", tmp_path, r=4, target_modules=["query", "dense"], lora_alpha=8)
-    from peft import PeftModel
-
-    theirs = PeftModel.from_pretrained(random_model("bert"), str(tmp_path)).merge_and_unload()
+    with quietly():
+        theirs = PeftModel.from_pretrained(random_model("bert"), str(tmp_path)).merge_and_unload()
     for (name, parameter), (_, merged) in zip(own.named_parameters(), theirs.named_parameters(), strict=True):
         torch.testing.assert_close(parameter, merged, rtol=1e-5, atol=1e-6, msg=name)
 

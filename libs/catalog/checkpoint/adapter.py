@@ -1,6 +1,6 @@
 """Parses adapter_config.json of a LoRA adapter, as PEFT writes it, and refuses adapters that are not served, with the reason.
 
-Workers read it before the adapter's tensors (`libs/models/loaded/lora.py`). Needs only the standard library.
+Workers read it before the adapter's tensors (`libs/models/loaded/peft.py`). Needs only the standard library.
 """
 
 from __future__ import annotations

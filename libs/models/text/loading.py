@@ -17,7 +17,7 @@ from libs.catalog.detect import read_card
 from libs.catalog.overrides import Overrides
 from libs.errors import InvalidInput, ModelBroken
 from libs.kernels.linear import int8 as kernels
-from libs.models.loaded.lora import Names
+from libs.models.loaded.peft import Names
 from libs.models.loaded.tasks import without_parametrizations
 from libs.models.loaded.tiers import copying
 from libs.models.packed_model import PackedModel
