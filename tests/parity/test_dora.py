@@ -82,7 +82,7 @@ def test_a_batch_with_dora_lora_and_neither_equals_the_formula(kind: Kind, setti
     batch = a.batch()
     got, wanted = a.forward(batch), a.wanted(batch)
     assert worst(got, wanted) <= 1e-5
-    assert worst(got, [a.forward([one])[0] for one in batch]) <= 1e-6
+    assert worst(got, [a.forward([one])[0] for one in batch]) <= 2e-6
     plain = [vector for one, vector in zip(batch, wanted, strict=True) if not one.adapter]
     dora = [vector for one, vector in zip(batch, wanted, strict=True) if one.adapter == "org/dora-0"]
     assert worst(sorted(plain, key=lambda vector: vector[0]), sorted(dora, key=lambda vector: vector[0])) > 0.01
@@ -150,5 +150,5 @@ def test_a_family_that_computes_with_its_layers_when_it_is_loaded_takes_none(tmp
     """DeBERTa multiplies its distances by two of its layers once."""
     model = load_model(write_checkpoint("deberta-v2", tmp_path / "base"), "org/base", CPU, torch.float32)
     write_dora("deberta-v2", tmp_path / "dora", r=4, target_modules=["query_proj"])
-    with pytest.raises(ModelBroken, match="`use_dora`.*merge_and_unload"):
+    with pytest.raises(ModelBroken, match=r"`use_dora`.*merge_and_unload"):
         model.add_adapter("a", tmp_path / "dora")

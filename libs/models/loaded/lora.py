@@ -297,5 +297,3 @@ def _fused(pieces: Sequence[Piece], shape: Shape, weights: Callable[[], Weights]
             shift[own] = 0.0 if bias is None else (1 - gain[own]) * bias[own]
         first = last
     return _Fused(a, b, (gain, shift) if any(piece.magnitude is not None for piece in pieces) else ())
-
-
