@@ -196,7 +196,8 @@ class TensorFile:
         merged = stored.float() + update.scale * (update.b.float() @ update.a.float())
         if update.magnitude is None:
             return merged
-        return merged * (update.magnitude.float() / torch.linalg.vector_norm(merged, dim=1))[:, None]
+        scale: Tensor = update.magnitude.float() / torch.linalg.vector_norm(merged, dim=1)
+        return merged * scale[:, None]
 
 
 def _told(tensor: Tensor) -> str:

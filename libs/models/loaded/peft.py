@@ -202,7 +202,7 @@ def _magnitude(found: Mapping[str, str], adapter: Adapter, tensors: TensorFile, 
     return tensors.read(stored)
 
 
-def _check_shape(tensors: TensorFile, stored: str, wanted: tuple[int, int]) -> None:
+def _check_shape(tensors: TensorFile, stored: str, wanted: tuple[int, ...]) -> None:
     shape = tensors.shape(stored)
     if shape != wanted:
         raise _broken(stored, f"has shape {list(shape)}; the model and the rank in {FILE} ask for {list(wanted)}")
