@@ -13,6 +13,16 @@ def is_model_id(model: str) -> bool:
     return bool(_MODEL.fullmatch(model))
 
 
+def is_adapter_name(name: str) -> bool:
+    """Whether this is the id of a LoRA adapter, or the name of one that a model has of its own: plain characters and no slash."""
+    return is_model_id(name) or is_own_adapter(name)
+
+
+def is_own_adapter(name: str) -> bool:
+    """Whether this can be the name of a LoRA adapter that a model has of its own, such as `text-matching`."""
+    return bool(re.fullmatch(_PART, name))
+
+
 def split_revision(model: str) -> tuple[str, str]:
     """`org/name` and the revision, which is empty if the id has none."""
     name, _, revision = model.partition("@")

@@ -182,6 +182,8 @@ class Card:
     labels: tuple[str, ...] = ()  # of a model with a fixed label set; entity labels without B- and I-
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""  # a key of prompts, or empty
+    own_adapters: tuple[str, ...] = ()  # LoRA adapters within the checkpoint, one for each of its tasks, by name
+    role_adapters: Mapping[str, str] = field(default_factory=dict)  # those of roles; an empty role is none
     encoder_folder: str = ""  # of config.json, the tokenizer and the encoder's tensors, from the checkpoint's root
     encoder_file: str = "config.json"  # the encoder's configuration, in that folder
     encoder_keys: tuple[str, ...] = ()  # the path of keys to it within that file

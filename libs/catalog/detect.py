@@ -12,11 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from libs.catalog.card import MOST_PROMPT_CHARACTERS, MOST_PROMPTS, Card, Kind, Truncation
+from libs.catalog.checkpoint.adapter import FILE as ADAPTER
+from libs.catalog.checkpoint.adapter import WEIGHTS as ADAPTER_WEIGHTS
 from libs.catalog.checkpoint.adapter import base_of
 from libs.catalog.checkpoint.chat import refuse_messages, template_files
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, shortened, tensor_files
 from libs.catalog.checkpoint.modules import Modules, prompts_of, read_modules, sentence_settings
+from libs.catalog.checkpoint.tasks import read_own_adapters, refuse_unserved
 from libs.catalog.kinds.embedding.dense import dense
 from libs.catalog.kinds.embedding.gritlm import is_gritlm
 from libs.catalog.kinds.embedding.hybrid import hybrid, layer_files, pickled_layers
@@ -87,6 +90,7 @@ def _card(directory: Path, model: str, overrides: Overrides | None, base: Path |
     if base_of(directory):
         named = None if overrides is None else overrides.detect.kind
         return apply(vision_language_card(directory, model, named, base), overrides)
+    refuse_unserved(directory)
     for is_own, card_of in _DIRECTORIES:
         if is_own(directory):
             return apply(card_of(directory, model), overrides)
@@ -226,11 +230,15 @@ def _revision(files: Checkpoint) -> str:
         GENERATION,
     ]
     tensors = [name for folder in parts for name in tensor_files(files.directory, folder)]
+    own = read_own_adapters(files.config)
+    if own.folder:
+        configs += [f"{own.folder}/{name}/{ADAPTER}" for name in own.names]
+        tensors += [f"{own.folder}/{name}/{ADAPTER_WEIGHTS}" for name in own.names]
     tensors += layer_files(files)
     if files.modules.queries is not None:
-        own = [files.modules.queries.encoder_folder, *(module.folder for module in files.modules.queries.dense)]
-        configs += [str(Path(folder) / "config.json") for folder in own]
-        tensors += [name for folder in own for name in tensor_files(files.directory, folder)]
+        of_queries = [files.modules.queries.encoder_folder, *(module.folder for module in files.modules.queries.dense)]
+        configs += [str(Path(folder) / "config.json") for folder in of_queries]
+        tensors += [name for folder in of_queries for name in tensor_files(files.directory, folder)]
     configs += template_files(files)
     if files.modules.answers is not None:
         configs.append(files.modules.answers.file)

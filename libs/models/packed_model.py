@@ -11,19 +11,23 @@ import torch
 from torch import nn
 
 from libs.catalog.card import Card
+from libs.catalog.checkpoint.tasks import OwnAdapters
 from libs.models.answering import extracted
 from libs.models.documents import read_text_layers
 from libs.models.graphs.graphs import Graphs
 from libs.models.head import Compacts, ModelHead, PreemptedHead
 from libs.models.layers.encoder import resident_bytes
-from libs.models.loaded.lora import Adapters, Names
+from libs.models.loaded.lora import Adapters
+from libs.models.loaded.peft import Names
 from libs.models.loaded.probe import activation_bytes_per_token, image_bytes
+from libs.models.loaded.tasks import add_own_adapters
 from libs.models.loaded.tiers import Arena, ParkedModel, copying, sharing, tensors_of
 from libs.models.packed import Packed, Rows
 from libs.models.processor import Processor
 from libs.models.recall import Find, Recall
 from libs.models.results import ExtractResult, Result
 from libs.models.trunk import Trunk
+from libs.models.weights import TensorFile
 from libs.models.work import (
     Between,
     GoOn,
@@ -45,18 +49,29 @@ class PackedModel:
     weights, such as "bfloat16".
     """
 
-    def __init__(self, card: Card, trunks: Sequence[Trunk], processor: Processor, names: Names, device: torch.device) -> None:
-        """`trunks`: the first is the one whose encoder LoRA adapters are for. `names`: of its layers, as adapters have them."""
+    def __init__(
+        self,
+        card: Card,
+        trunks: Sequence[Trunk],
+        processor: Processor,
+        names: Names,
+        device: torch.device,
+        base: Callable[[], TensorFile] | None = None,
+    ) -> None:
+        """`trunks`: the first is the one whose encoder LoRA adapters are for. `names`: of its layers, as adapters have them.
+
+        `base`: as of `Adapters`.
+        """
         self.card = card
         self.trunks = tuple(trunks)
         self.bytes = 0
-        self.count()
         self.max_tokens = card.max_tokens
         self._trunk_of = {name: trunk for trunk in self.trunks for name in trunk.heads}
         self._processor, self._device = processor, device
         main = self.trunks[0].encoder
         self.data_type = str(main.dtype).removeprefix("torch.")
-        self._adapters = Adapters(main, names, main.dtype, device)
+        self._adapters = Adapters(main, names, main.dtype, device, base)
+        self.count()
         # A batch's adapters are bound to the encoder's layers, so forwards take turns. A forward that preempts another, on the same
         # thread and between two of its layers, binds its own.
         self._computing = RLock()
@@ -76,7 +91,7 @@ class PackedModel:
 
     def modules(self) -> list[nn.Module]:
         """The modules that hold its weights: encoders, towers and heads."""
-        return [module for trunk in self.trunks for module in trunk.modules()]
+        return [*(module for trunk in self.trunks for module in trunk.modules()), self._adapters.own]
 
     def count(self) -> None:
         """Sets `bytes` anew, after weights were replaced."""
@@ -134,6 +149,14 @@ class PackedModel:
         """
         with sharing():
             return self._adapters.add(name, directory)
+
+    def add_own_adapters(self, own: OwnAdapters, directory: Path, factors: TensorFile) -> None:
+        """Loads the adapters of the checkpoint in `directory` itself, which stay with the model. Before `gather`.
+
+        `factors`: those among its tensors. Raises ModelBroken with the file and the key or tensor at fault.
+        """
+        add_own_adapters(self._adapters, own, directory, factors)
+        self.count()
 
     def remove_adapter(self, name: str) -> None:
         """Unloads an adapter, if it is loaded. Any thread; not while sequences that name it are waiting."""

@@ -79,11 +79,15 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class LowRankUpdate:
-    """What an adapter adds to a weight of [outputs, inputs]: scale b a. `a`: [rank, inputs]; `b`: [outputs, rank]."""
+    """What an adapter adds to a weight of [outputs, inputs]: scale b a. `a`: [rank, inputs]; `b`: [outputs, rank].
+
+    `magnitude`, of DoRA: the length of each row of the sum, [outputs]; None: the sum stays as it is.
+    """
 
     a: Tensor
     b: Tensor
     scale: float
+    magnitude: Tensor | None = None
 
 
 class TensorFile:
@@ -114,8 +118,13 @@ class TensorFile:
 
     def split(self, prefix: str) -> tuple[TensorFile, TensorFile]:
         """The tensors that begin with a prefix, without it, and all others."""
-        own = {name.removeprefix(prefix): entry for name, entry in self._entries.items() if name.startswith(prefix)}
-        rest = {name: entry for name, entry in self._entries.items() if not name.startswith(prefix)}
+        own, rest = self.partition(lambda name: name.startswith(prefix))
+        return own.renamed(lambda name: name.removeprefix(prefix)), rest
+
+    def partition(self, is_wanted: Callable[[str], bool]) -> tuple[TensorFile, TensorFile]:
+        """The tensors of some names, and all others."""
+        own = {name: entry for name, entry in self._entries.items() if is_wanted(name)}
+        rest = {name: entry for name, entry in self._entries.items() if name not in own}
         return TensorFile(self.source, own), TensorFile(self.source, rest)
 
     def renamed(self, name: Callable[[str], str]) -> TensorFile:
@@ -183,7 +192,12 @@ class TensorFile:
         stored = torch.frombuffer(entry.mapping, dtype=entry.dtype, count=count, offset=entry.begin).view(entry.shape)
         if entry.update is None:
             return stored
-        return stored.float() + entry.update.scale * (entry.update.b.float() @ entry.update.a.float())
+        update = entry.update
+        merged = stored.float() + update.scale * (update.b.float() @ update.a.float())
+        if update.magnitude is None:
+            return merged
+        scale: Tensor = update.magnitude.float() / torch.linalg.vector_norm(merged, dim=1)
+        return merged * scale[:, None]
 
 
 def _told(tensor: Tensor) -> str:
@@ -258,6 +272,18 @@ def load(
         if not isinstance(table[found.stem], Spare | None):
             raise ModelBroken(f"{tensors.file_of(stored)}: tensor {stored!r} has no place in the model that config.json describes")
     return state
+
+
+def stored_tensor(tensors: TensorFile, table: Mapping[str, Rule], prefixes: Sequence[str], ours: str, ending: str) -> Tensor | None:
+    """Our tensor `ours.ending`, float32, as the file holds it or its parts; None if the file has none of it."""
+    prefix = _prefix(tensors, table, prefixes)
+    pattern, number = _numbered(ours)
+    names = set(tensors.names())
+    for form in _sources(table).get(pattern, []):
+        stored = [f"{prefix}{stem.format(number)}.{ending}" for stem in form]
+        if names.issuperset(stored):
+            return torch.cat([tensors.read(name).float() for name in stored])
+    return None
 
 
 def _prefix(tensors: TensorFile, table: Mapping[str, Rule], prefixes: Sequence[str]) -> str:

@@ -68,6 +68,7 @@ class EncodeWork:
 
     `pooling_factor`: how many times fewer vectors a multi-vector is pooled to; 0 or 1: it is not.
     `parts`, here and in other work: the items that are no text alone, by their index; each has an empty text in `texts`.
+    `adapter`, here and in other work: the LoRA adapter that the request names; empty: none.
     """
 
     texts: list[str]
@@ -80,6 +81,7 @@ class EncodeWork:
     truncation: Truncation = "end"
     parts: Mapping[int, Parts] = field(default_factory=dict)
     pooling_factor: int = 0
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class ScoreWork:
     truncation: Truncation = "end"
     query_parts: Parts = ()
     parts: Mapping[int, Parts] = field(default_factory=dict)
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,7 @@ class ClassifyWork:
     truncation: Truncation = "end"
     among_labels: bool = False
     parts: Mapping[int, Parts] = field(default_factory=dict)
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Final
 
-from libs.catalog.checkpoint import adapter
+from libs.catalog.checkpoint import adapter, tasks
 from libs.catalog.checkpoint.files import Config
 from libs.catalog.kinds.extraction import gliner, gliner2, glirel
 from libs.catalog.kinds.scoring import laya
@@ -52,6 +52,9 @@ _ANY_ADVICE: Final = "`shoal models convert DIR` writes model.safetensors"
 _OTHERS: Final = (".pkl", ".pickle", ".msgpack", ".h5", ".onnx", ".gguf")
 """Endings of weights in formats that are not converted."""
 
+_OWN_ADAPTER: Final = re.compile(rf"{tasks.FOLDER}/[^/]+/{re.escape(adapter.FILE)}")
+"""The configuration of an adapter that a model has of its own for a task."""
+
 _MAX_LIST_BYTES: Final = 1_000_000
 _MAX_README_BYTES: Final = 64 << 10
 _BASE_MODEL: Final = re.compile(r"^base_model:\s*(?:-\s*)?[\"']?([\w.-]+/[\w.-]+)", re.MULTILINE)
@@ -74,6 +77,7 @@ def select(
         _refuse_foreign(model, remote, [path for path in by_path if path.endswith(".gguf")])
         raise ModelBroken(f"config.json: missing from {model} in {remote.origin}")
     folders = _module_folders(remote, by_path)
+    own_adapters = _own_adapters(remote, by_path)
     safe = [file for file in remote.files if _folder(file) in folders and _is_weights(file)]
     safe = _of_one_layout(remote, by_path, safe)
     weights = [*safe]
@@ -83,7 +87,17 @@ def select(
         raise ModelBroken(f"model.safetensors: missing from {model} in {remote.origin}")
     places = {"", *folders, *(_inside(folder, name) for folder in folders for name in _TEXT_FOLDERS)}
     texts = [file for file in remote.files if _folder(file) in places and _is_text(file)]
-    return tuple(sorted([*texts, *weights], key=lambda file: file.path))
+    return tuple(sorted([*texts, *weights, *own_adapters], key=lambda file: file.path))
+
+
+def _own_adapters(remote: Remote, by_path: dict[str, RemoteFile]) -> list[RemoteFile]:
+    """The two files of each adapter that a model has of its own (jina-embeddings-v5)."""
+    folders = [path.removesuffix(f"/{adapter.FILE}") for path in by_path if _OWN_ADAPTER.fullmatch(path)]
+    config = _json(remote, by_path["config.json"]) if folders and "config.json" in by_path else None
+    if not isinstance(config, dict) or config.get("model_type") != tasks.V5:
+        return []
+    names = [f"{folder}/{name}" for folder in folders for name in (adapter.FILE, adapter.WEIGHTS)]
+    return [by_path[name] for name in names if name in by_path]
 
 
 def _by_path(model: str, remote: Remote) -> dict[str, RemoteFile]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import yaml
 
 from libs.errors import InvalidInput
-from libs.names import is_model_id
+from libs.names import is_adapter_name, is_model_id
 from libs.serving.watched import Watched
 from services.edge.messages.names import ROLES, Names, Target
 
@@ -58,8 +58,8 @@ def _target(path: Path, name: str, entry: Any) -> Target:
         raise _wrong(path, f"{name}.role must be {' or '.join(ROLES)}")
     if not isinstance(dimensions, int) or isinstance(dimensions, bool) or not 0 <= dimensions < 1 << 31:
         raise _wrong(path, f"{name}.dimensions must be a whole number from 0")
-    if adapter and not (isinstance(adapter, str) and is_model_id(adapter)):
-        raise _wrong(path, f"{name}.adapter must be org/name")
+    if adapter and not (isinstance(adapter, str) and is_adapter_name(adapter)):
+        raise _wrong(path, f"{name}.adapter must be org/name, or the name of an adapter of the model's own")
     return Target(model, role, dimensions, adapter)
 
 

@@ -51,7 +51,7 @@ def test_names() -> None:
         ("aliases: {a: {model: o/m, role: both}}", "a.role"),
         ("aliases: {a: {model: o/m, dimensions: -1}}", "a.dimensions"),
         ("aliases: {a: {model: o/m, dimensions: true}}", "a.dimensions"),
-        ("aliases: {a: {model: o/m, adapter: x}}", "a.adapter"),
+        ("aliases: {a: {model: o/m, adapter: a b}}", "a.adapter"),
         ("aliases: {a: {model: o/m, colour: x}}", "a map with"),
         ("aliases: {'a b': o/m}", "no name"),
         ("aliases: {a: 3}", "a map with"),

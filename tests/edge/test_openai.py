@@ -114,6 +114,17 @@ def test_roles_by_the_words_of_all_dialects(field: str, word: str, role: pb.Role
     assert ask(**{field: word}).message.role == role  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("task", ["text-matching", "classification", "separation", "clustering"])
+def test_a_task_that_is_no_side_of_a_search_is_an_adapter_of_the_models_own(task: str) -> None:
+    question = ask(task=task)
+    message: Any = question.message
+    assert (message.adapter, message.role) == (task, pb.ROLE_UNSPECIFIED)
+    assert question.fields["adapter"] == "task"
+    named: Any = ask(task=task, adapter="org/a").message
+    side: Any = ask(task="retrieval.query").message
+    assert (named.adapter, side.adapter) == ("org/a", "")
+
+
 def test_an_alias_fixes_model_role_dimensions_and_adapter() -> None:
     message: Any = ask(model="text-embedding-3-small").message
     assert (message.model, message.role, message.dimensions, message.adapter) == ("org/small", pb.ROLE_QUERY, 4, "org/adapter")
@@ -223,7 +234,7 @@ def test_malformed_bodies_name_the_field(body: bytes, field: str, words: str) ->
         ({"output_dtype": "uint8"}, "output_dtype"),
         ({"input_type": "question"}, "input_type"),
         ({"role": "query", "input_type": "document"}, "role"),
-        ({"task": "text-matching"}, "task"),
+        ({"task": "no such name"}, "task"),
         ({"late_chunking": True}, "late_chunking"),
         ({"messages": []}, "messages"),
         ({"endianness": "big"}, "endianness"),

@@ -92,3 +92,36 @@ def test_a_linear_adds_before_its_activation_and_beside_the_residual(bias: bool,
         linear.delta = Delta(rows, adapters)
         torch.testing.assert_close(linear.forward(x), wanted)
         torch.testing.assert_close(linear.add(x, residual), wanted + residual)
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("activation", ["none", "gelu"])
+def test_a_gain_scales_the_layers_own_result_and_neither_bias_nor_residual(prepared: bool, activation: str) -> None:
+    """DoRA: (W x) gain + bias, and the product; rows of other adapters and of none are not scaled."""
+    generator = torch.Generator().manual_seed(0)
+    x, residual = torch.randn(9, 24, generator=generator), torch.randn(9, 40, generator=generator)
+    linear = PackedLinear(24, 40, activation="gelu" if activation == "gelu" else "none")
+    weight, bias = torch.randn(40, 24, generator=generator), torch.randn(40, generator=generator)
+    linear.weight, linear.bias = (torch.nn.Parameter(one.clone(), requires_grad=False) for one in (weight, bias))
+    gain = 1 + 0.3 * torch.randn(40, generator=generator)
+    plain = parts(generator)
+    scaled = LowRank(plain[0].a, plain[0].b, gain, (1 - gain) * bias)
+    wanted = x @ weight.T + bias
+    wanted[:3] = (x[:3] @ weight.T) * gain + bias + x[:3] @ plain[0].a.T @ plain[0].b
+    wanted[3:7] += x[3:7] @ plain[2].a.T @ plain[2].b
+    wanted = torch.nn.functional.gelu(wanted) if activation == "gelu" else wanted
+    if prepared:
+        linear.prepare()
+    linear.delta = Delta(Rows.of((0, 2, None), (3, 4, 2)), {0: scaled, 2: plain[2]})
+    torch.testing.assert_close(linear.forward(x), wanted)
+    torch.testing.assert_close(linear.add(x, residual), wanted + residual)
+
+
+def test_a_table_adds_to_the_rows_of_each_adapter() -> None:
+    generator = torch.Generator().manual_seed(0)
+    table, numbers = torch.randn(30, 16, generator=generator), torch.tensor([4, 4, 29, 0, 7])
+    part = LowRank(torch.randn(30, 3, generator=generator), torch.randn(3, 16, generator=generator))
+    wanted = table[numbers]
+    wanted[1:3] += (part.a @ part.b)[numbers[1:3]]
+    delta = Delta(Rows.of((None, 0, 1), (1, 2, 2)), {0: part})
+    torch.testing.assert_close(delta.add_rows_to(table[numbers], numbers), wanted)

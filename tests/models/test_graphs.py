@@ -41,7 +41,7 @@ from libs.models.graphs.capture import Forward
 from libs.models.graphs.graphs import ROUGH_BYTES, Event, Graphs, Owner, distance, tolerance
 from libs.models.graphs.store import STALE, GraphStore
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.loaded.lora import Names
+from libs.models.loaded.peft import Names
 from libs.models.loaded.tiers import alone, sharing
 from libs.models.packed import Packed, Rows
 from libs.models.processor import Processor

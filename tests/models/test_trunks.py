@@ -18,7 +18,7 @@ from libs.models import EncodeWork, InputRows, InputSequence, Output, PackedMode
 from libs.models.layers.embeddings import InputLayer
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import EncoderSpec, LayerSpec
-from libs.models.loaded.lora import Names
+from libs.models.loaded.peft import Names
 from libs.models.packed import Packed
 from libs.models.processor import Processor
 from libs.models.text.heads.pooled import PooledHead

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from libs.models import PackedModel
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
 from libs.models.images.vlm.tower import ImageTower
-from libs.models.loaded.lora import Place
+from libs.models.loaded.peft import Place
 from libs.models.work import Between
 from tests.models.test_trunks import joined
 from tests.parity.vlm_models import QUERIES, pages, small

@@ -283,7 +283,6 @@ REFUSED: list[tuple[str, Values, str]] = [
     ("new", {"layer_norm_type": "rms_norm"}, "layer_norm_type"),
     ("new", {"pack_qkv": False}, "pack_qkv"),
     ("new", {"logn_attention_scale": True}, "logn_attention_scale"),
-    ("jina_embeddings_v3", {"lora_adaptations": ["retrieval.query"]}, "lora_adaptations"),
     ("bert", {"position_embedding_type": "alibi", "feed_forward_type": "original"}, "feed_forward_type"),
     ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
     ("xlm-roberta", {"use_flash_attn": True, "position_embedding_type": "alibi"}, "position_embedding_type"),

@@ -331,7 +331,7 @@ QUERY = "base_model.model.encoder.layer.0.attention.self.query"
         (f"{QUERY}.lora_B.weight", (63, 4), r"has shape \[63, 4\].*ask for \[64, 4\]"),
         (f"{QUERY}s.lora_A.weight", (4, 64), "has no partner lora_B"),
         (f"{QUERY}.lora_B.bias", (64,), "is not known"),
-        (f"{QUERY}.lora_magnitude_vector", (64,), "is of DoRA"),
+        (f"{QUERY}.lora_magnitude_vector", (64,), "has a magnitude beside it"),
         ("base_model.model.embeddings.word_embeddings.lora_embedding_A", (4, 400), "adapts an embedding"),
         ("base_model.model.classifier.weight", (2, 64), "is of what was trained as a whole"),
     ],

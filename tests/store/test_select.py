@@ -51,6 +51,29 @@ def test_without_lists_only_the_root_counts() -> None:
     assert wanted({}, *others) == ["config.json", "merges.txt", "model.safetensors"]
 
 
+def test_jina_embeddings_v3_comes_without_its_code() -> None:
+    modules = [
+        {"type": "custom_st.Transformer", "path": ""},
+        {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+        {"type": "sentence_transformers.models.Normalize", "path": "2_Normalize"},
+    ]
+    kept = ("1_Pooling/config.json", "config.json", "config_sentence_transformers.json", "model.safetensors")
+    others = ("custom_st.py", "onnx/model.onnx", "onnx/model.onnx_data", "pytorch_model.bin", "tokenizer.json", *kept)
+    assert wanted({"modules.json": modules}, *others) == sorted([*kept, "modules.json", "tokenizer.json"])
+
+
+def test_a_model_with_adapters_of_its_own_comes_with_them() -> None:
+    adapters = [
+        f"adapters/{task}/{name}"
+        for task in ("clustering", "retrieval")
+        for name in ("adapter_config.json", "adapter_model.safetensors")
+    ]
+    others = ("model.safetensors", *adapters, "adapters/retrieval/optimizer.pt", "adapters/README.md", "custom_st.py")
+    config = {"model_type": "jina_embeddings_v5", "task_names": ["retrieval", "clustering"]}
+    assert wanted({"config.json": config}, *others) == [*adapters, "config.json", "model.safetensors"]
+    assert wanted({"config.json": {"model_type": "qwen3"}}, *others) == ["config.json", "model.safetensors"]
+
+
 def test_shards_tokenizers_and_templates() -> None:
     others = (
         "config.json",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from shoal.v1 import worker_pb2
 
-from libs.errors import ModelBroken, ModelNotFound, NoCapacity
+from libs.errors import InvalidInput, ModelBroken, ModelNotFound, NoCapacity
 from libs.store import Copy
 from services.worker.machine.disk import Shelf, find, find_adapter, listing
 from services.worker.machine.tasks import Tasks
@@ -275,3 +276,31 @@ async def test_a_pull_that_says_so_makes_the_worker_beat(tmp_path: Path) -> None
         lanes.must_beat = True
         lanes.rung.set()
         await until(lambda: len(lanes.heartbeats) > before, "a heartbeat", timeout=3.0)
+
+
+async def test_the_models_own_adapters_need_no_files_no_memory_and_no_room(tmp_path: Path) -> None:
+    async with bench(tmp_path, "org/a", "org/b", limit=1, free=10) as b:
+        b.model.card = replace(b.model.card, own_adapters=("retrieval.query", "text-matching"))
+        await b.load("org/a", "retrieval.query", "text-matching")
+        assert b.cache.names() == ["org/a", "retrieval.query", "text-matching"]
+        assert (b.cache.bytes, b.free) == (10, 0)
+        b.serve("org/a")
+        await b.load("org/b")
+        assert b.cache.names() == ["org/b", "retrieval.query", "text-matching"]
+
+
+async def test_an_unknown_task_is_refused_with_the_list_of_tasks(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        b.model.card = replace(b.model.card, own_adapters=("retrieval.query", "text-matching"))
+        await b.load("summary")
+        error = b.cache.failures(b.clock.now)["summary"]
+        assert isinstance(error, InvalidInput)
+        assert error.field == "adapter"
+        assert "'summary'" in error.message
+        assert "retrieval.query, text-matching" in error.message
+
+
+async def test_a_model_without_tasks_says_so(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        await b.load("text-matching")
+        assert "it has none" in b.cache.failures(b.clock.now)["text-matching"].message

@@ -1,6 +1,6 @@
 """Parses adapter_config.json of a LoRA adapter, as PEFT writes it, and refuses adapters that are not served, with the reason.
 
-Workers read it before the adapter's tensors (`libs/models/loaded/lora.py`). Needs only the standard library.
+Workers read it before the adapter's tensors (`libs/models/loaded/peft.py`). Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ MODEL_WEIGHTS: Final = (
 ALL_LINEAR: Final = "all-linear"
 
 REFUSED: Final[Mapping[str, str]] = {
-    "use_dora": "DoRA also scales the model's own weights; only plain LoRA is served",
     "modules_to_save": (
         "layers trained in full (a new classifier, say) are not served; save the adapter without them, or "
         "merge it into a model of its own with merge_and_unload"
@@ -69,7 +68,7 @@ IGNORED: Final = frozenset(
 
 READ: Final = frozenset(
     {
-        "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "bias",
+        "peft_type", "r", "lora_alpha", "use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "bias",
         "init_lora_weights",
     }
 )  # fmt: skip
@@ -88,7 +87,10 @@ Numbers: TypeAlias = Sequence[tuple[Pattern, float]]
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter's configuration. `targets`: the last components of the adapted modules' names; None: those that have tensors."""
+    """An adapter's configuration. `targets`: the last components of the adapted modules' names; None: those that have tensors.
+
+    `dora`: each module has a magnitude for each of its outputs as well (DoRA).
+    """
 
     base: str
     rank: int
@@ -97,6 +99,7 @@ class Adapter:
     ranks: Numbers
     alphas: Numbers
     targets: frozenset[str] | None
+    dora: bool = False
 
     def is_target(self, module: str) -> bool:
         """Whether the module (its name in the model that was trained) is among `target_modules`."""
@@ -143,6 +146,7 @@ def read_adapter(directory: Path) -> Adapter:
         ranks=_numbers(config, "rank_pattern", _rank),
         alphas=_numbers(config, "alpha_pattern", _number),
         targets=_targets(config),
+        dora=config.flag("use_dora"),
     )
 
 

@@ -12,6 +12,7 @@ from typing import get_args
 from libs.catalog.card import Activation, DenseModule, PoolingMode, StaticQueries, kept_prompts
 from libs.catalog.checkpoint.files import Config, need_config, read_config, read_json
 from libs.catalog.checkpoint.routes import read_routes
+from libs.catalog.checkpoint.tasks import CUSTOM_TRANSFORMER, has_tasks
 from libs.errors import ModelBroken
 
 # In the order in which sentence-transformers concatenates them.
@@ -125,7 +126,7 @@ class _Builder:
         self.query_default = False
 
     def add(self, directory: Path, entry: Config) -> None:
-        kind, folder = _class_of(entry), entry.text("path")
+        kind, folder = _class_of(directory, entry), entry.text("path")
         if self.queries is not None:
             self.queries.add(directory, entry)
         if kind in ("Transformer", "MLMTransformer"):
@@ -187,10 +188,11 @@ class _Builder:
         )
 
 
-def _class_of(entry: Config) -> str:
+def _class_of(directory: Path, entry: Config) -> str:
     """The class name of a module. Raises ModelBroken for classes of other packages, and for folders outside the checkpoint."""
     package, _, kind = entry.text("type").rpartition(".")
-    if package.partition(".")[0] not in _PACKAGES:
+    is_known = entry.text("type") == CUSTOM_TRANSFORMER and has_tasks(directory)
+    if package.partition(".")[0] not in _PACKAGES and not is_known:
         raise entry.broken("type", f"is {entry.text('type')!r}: a class of the checkpoint's own code, which is never run")
     path = Path(entry.text("path"))
     if path.is_absolute() or ".." in path.parts:

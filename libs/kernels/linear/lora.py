@@ -23,10 +23,16 @@ _FEW = 2  # adapters; up to so many, separate products are faster than masks on 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """One adapter's factors for one linear layer: x -> (x a') b. `a`: [rank, inputs]; `b`: [rank, outputs], its scale included."""
+    """One adapter's factors for one linear layer: x -> (x a') b. `a`: [rank, inputs]; `b`: [rank, outputs], its scale included.
+
+    `gain` and `shift`, [outputs], of an adapter that also scales the layer's own weights (DoRA): the layer's result y becomes
+    y gain + shift before the product is added, where the shift keeps the layer's bias as it is. None: y stays.
+    """
 
     a: Tensor
     b: Tensor
+    gain: Tensor | None = None
+    shift: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +94,31 @@ class Delta:
     def add_to(self, y: Tensor, x: Tensor) -> Tensor:
         """Adds each row's adapter's update for x [rows, inputs] to y [rows, outputs] in place, and returns y."""
         segments = [segment for segment in self.rows.segments[len(x)] if segment.adapter in self.parts]
+        for segment in segments:
+            part = self.parts[segment.adapter]
+            if part.gain is not None and part.shift is not None:
+                rows = slice(segment.start, segment.stop)
+                y[rows] = torch.addcmul(part.shift, y[rows], part.gain).type_as(y)
         if y.device.type == "cpu" or len(segments) <= _FEW:
             return add_sliced(y, x, segments, self.parts)
         return add_masked(y, x, segments, self.parts, self.rows.memo)
+
+    @property
+    def scales(self) -> bool:
+        """Whether an adapter scales the layer's own result, which must not have anything else added to it then."""
+        return any(part.gain is not None for part in self.parts.values())
+
+    def add_rows_to(self, y: Tensor, numbers: Tensor) -> Tensor:
+        """The same for a lookup table: adds the updates of its rows `numbers` [rows] to y [rows, size] in place, and returns y.
+
+        Here `a` of a part is [table rows, rank]: the low-rank input of each row of the table.
+        """
+        for segment in self.rows.segments[len(numbers)]:
+            part = self.parts.get(segment.adapter)
+            if part is not None:
+                rows = slice(segment.start, segment.stop)
+                y[rows] += (part.a.index_select(0, numbers[rows]) @ part.b).type_as(y)
+        return y
 
 
 def add_sliced(y: Tensor, x: Tensor, segments: Sequence[Segment], parts: Mapping[int, LowRank]) -> Tensor:

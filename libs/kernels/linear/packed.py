@@ -93,7 +93,7 @@ class PackedLinear(nn.Module):
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """The linear's result plus `residual` [rows, outputs]."""
-        if self.activation != "none":
+        if self.activation != "none" or (self.delta is not None and self.delta.scales):
             return self.forward(x) + residual
         if self.packed is not None:
             y = _with_residual(x, residual, self.packed, self.bias)

@@ -27,7 +27,7 @@ from libs.models.images.patches import ImageInput
 from libs.models.images.processing import PatchBudget
 from libs.models.images.processor import IMAGE_HEAD, TEXT_HEAD, ImageProcessor, LabelScale
 from libs.models.images.texts import ImageModelTexts, read_texts
-from libs.models.loaded.lora import Names
+from libs.models.loaded.peft import Names
 from libs.models.loaded.tiers import copying
 from libs.models.packed_model import PackedModel
 from libs.models.processor import Processor

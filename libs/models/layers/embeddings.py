@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from libs.kernels import native
 from libs.kernels.linear.int8 import codes_of
+from libs.kernels.linear.lora import Delta
 from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.rows.norms import layer_norm
 from libs.models.layers.spec import EmbeddingSpec
@@ -15,13 +16,17 @@ from libs.models.packed import Packed
 
 
 class Table(nn.Module):
-    """A lookup table: `weight` [rows, size]; in int8 `codes` instead, and `scales` [rows] float32."""
+    """A lookup table: `weight` [rows, size]; in int8 `codes` instead, and `scales` [rows] float32.
+
+    `delta`: the low-rank update of the current batch's LoRA adapters to its rows; None: no adapter.
+    """
 
     def __init__(self, rows: int, size: int) -> None:
         super().__init__()
         self.weight: Tensor = nn.Parameter(torch.empty(rows, size), requires_grad=False)
         self.codes: Tensor | None
         self.scales: Tensor | None
+        self.delta: Delta | None = None
         self.register_buffer("codes", None, persistent=False)
         self.register_buffer("scales", None, persistent=False)
 
@@ -33,6 +38,10 @@ class Table(nn.Module):
 
     def forward(self, numbers: Tensor) -> Tensor:
         """[tokens] -> [tokens, size]"""
+        rows = self._rows(numbers)
+        return rows if self.delta is None else self.delta.add_rows_to(rows, numbers)
+
+    def _rows(self, numbers: Tensor) -> Tensor:
         if self.codes is None or self.scales is None:
             return F.embedding(numbers, self.weight)
         rows = self.codes.index_select(0, numbers) * self.scales.index_select(0, numbers)[:, None]
@@ -107,7 +116,14 @@ class TokenEmbedding(InputLayer):
         return x if batch.given is None else x.index_copy(0, batch.given.places, batch.given.values.to(x.dtype))
 
     def _sum(self, batch: Packed) -> Tensor:
-        is_plain = self.token.codes is None and self._scale == 1.0
+        x = self._plain_sum(batch)
+        if self.segment is not None and self.segment.delta is not None and batch.type_ids is None:
+            x = self.segment.delta.add_rows_to(x, torch.zeros_like(batch.ids))
+        return x
+
+    def _plain_sum(self, batch: Packed) -> Tensor:
+        """The sum without the adapters' update to segment 0, where the batch names no segments."""
+        is_plain = self.token.codes is None and self.token.delta is None and self._scale == 1.0
         if is_plain and self.places is not None and (self.segment is None or batch.type_ids is None):
             done = native.embed(self.token.weight, batch.ids, self.places, batch.positions)
             if done is not None:

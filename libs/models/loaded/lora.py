@@ -1,37 +1,33 @@
-"""LoRA adapters of a loaded model: reads PEFT's files, and binds a batch's adapters to the linear layers (multi-LoRA).
+"""LoRA adapters of a loaded model: binds a batch's adapters to the linear layers (multi-LoRA).
 
 Adapters are loaded into a resident model, and unloaded, while it serves. `PackedModel.forward` binds those of a batch to the layers
-(`Adapters.bound`), which add the low-rank products (`libs/kernels/linear/lora.py`). As with weights, every tensor of a file must
-be accounted for by the family's table, or loading fails with its name.
+(`Adapters.bound`), which add the low-rank products (`libs/kernels/linear/lora.py`). `peft.py` reads their files.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from libs.catalog.checkpoint.adapter import FILE, TORCH_WEIGHTS, WEIGHTS, Adapter, read_adapter
-from libs.catalog.checkpoint.files import NOT_OPENED, shortened
+from libs.catalog.checkpoint.adapter import FILE
 from libs.errors import ModelBroken
 from libs.kernels.linear.lora import Delta, LowRank, Rows
 from libs.kernels.linear.packed import PackedLinear, must_widen
+from libs.models.layers.embeddings import Table
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.weights import HeadRule, LowRankUpdate, Rule, Spare, TensorFile, find
+from libs.models.loaded.peft import Names, Piece, Shape, outputs_of, read_pieces
+from libs.models.weights import TensorFile, stored_tensor
 
-# `base_model.model.` is PEFT's wrapper; an adapter's own name stands between lora_A and weight until PEFT takes it out.
-_NAME: Final = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<factor>[AB])(?:\.[\w-]+)?\.weight", re.ASCII)
-
-_MOST_NAME: Final = 1024
-"""Characters. Layers of real models have names of a hundred."""
+MERGE: Final = "merge it (merge_and_unload) and serve the result as a model"
 
 
 class AdapterConstants(Protocol):
@@ -41,15 +37,10 @@ class AdapterConstants(Protocol):
     def bytes(self) -> int: ...
 
 
+Weights = tuple[Tensor, Tensor | None]
+"""A layer's weight [outputs, inputs] and bias, float32."""
+
 _Made = TypeVar("_Made", covariant=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The shape of a linear layer that can be adapted: `slots` add up to its outputs."""
-
-    inputs: int
-    slots: tuple[int, ...]
 
 
 @runtime_checkable
@@ -82,56 +73,6 @@ _Binding = tuple[_Bindable, "Delta | BoundConstants[Any]"]
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """The tensor names of a family's checkpoints: the family's table, the prefixes of its names, and the table of the head."""
-
-    table: Mapping[str, Rule]
-    prefixes: tuple[str, ...]
-    head_table: Mapping[str, HeadRule]
-
-    def place(self, module: str) -> Place | None:
-        """The place of a linear layer, by its name; None if the family ignores such layers. Raises KeyError for an unknown name,
-        and LookupError with the reason for a layer that cannot have adapters."""
-        for prefix in sorted(self.prefixes, key=len, reverse=True):
-            stem = module.removeprefix(prefix)
-            if not module.startswith(prefix):
-                continue
-            own = find(f"{stem}.weight", self.head_table)
-            if own is not None and self.head_table[own.stem] is not None:
-                raise LookupError("belongs to the model's head; only layers of the encoder can have adapters")
-            found = find(f"{stem}.weight", self.table)
-            if found is not None:
-                return _place(self.table[found.stem], found.number)
-        raise KeyError(module)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Our name of a linear layer, and which of its slots; None: all of it."""
-
-    layer: str
-    slot: int | None
-
-
-def _place(rule: Rule, number: str) -> Place | None:
-    if rule is None:
-        return None
-    if isinstance(rule, tuple):
-        return Place(rule[0].format(number), rule[1])
-    return Place((rule.target if isinstance(rule, Spare) else rule).format(number), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """The two factors of one adapted module, as stored: a [rank, inputs], b [outputs, rank]; and the scale of their product b a."""
-
-    place: Place
-    a: Tensor
-    b: Tensor
-    scale: float
-
-
-@dataclass(frozen=True, slots=True)
 class Loaded:
     """An adapter on the device. `parts`: by our name of a linear layer; `learned`: by name of a module (`PrecomputesConstants`)."""
 
@@ -141,20 +82,54 @@ class Loaded:
     learned: Mapping[str, AdapterConstants]
 
 
+class OwnFactors(nn.Module):
+    """The adapters of a checkpoint itself. A module, so that their tensors are counted and moved with the model's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapters: dict[str, Loaded] = {}
+
+    def add(self, name: str, parts: Mapping[str, LowRank]) -> None:
+        """Adds an adapter. Its tensors are views of few buffers."""
+        tensors = _tensors_of(parts)
+        for tensor in tensors:
+            self.register_buffer(f"factor_{len(self._buffers)}", tensor, persistent=False)
+        self.adapters[name] = Loaded(Path(), sum(tensor.nbytes for tensor in tensors), parts, {})
+
+
+def _tensors_of(parts: Mapping[str, LowRank]) -> list[Tensor]:
+    return [one for part in parts.values() for one in (part.a, part.b, part.gain, part.shift) if one is not None]
+
+
 class Adapters:
     """The adapters of one model, by name. `add` and `remove` may be called from any thread during a forward.
 
     Binding writes to the layers, so a forward needs exclusive use of the encoder (`PackedModel.forward` takes a lock).
     """
 
-    def __init__(self, encoder: PackedEncoder, names: Names, dtype: torch.dtype, device: torch.device) -> None:
-        self._encoder, self._names, self._device = encoder, names, device
+    def __init__(
+        self,
+        encoder: PackedEncoder,
+        names: Names,
+        dtype: torch.dtype,
+        device: torch.device,
+        base: Callable[[], TensorFile] | None = None,
+    ) -> None:
+        """`base`: opens the encoder's tensors, of which adapters with magnitudes (DoRA) need the weights; None: it cannot have
+        such adapters."""
+        self._encoder, self.names, self._device, self._base = encoder, names, device, base
         self._dtype = torch.float32 if must_widen(torch.empty(0, dtype=dtype, device=device)) else dtype
         self._bindable = {name: module for name, module in encoder.named_modules() if isinstance(module, _Bindable)}
         linears = {name: module for name, module in self._bindable.items() if isinstance(module, PackedLinear)}
-        self._shapes = {name: Shape(linear.inputs, linear.slots) for name, linear in linears.items()}
+        self.shapes = {name: Shape(linear.inputs, linear.slots) for name, linear in linears.items()}
         if isinstance(encoder, PrecomputesConstants):
-            self._shapes.update(encoder.spent())
+            self.shapes.update(encoder.spent())
+        tables = {name: module for name, module in self._bindable.items() if isinstance(module, Table)}
+        self.shapes.update(
+            {name: Shape(len(table.weight), table.weight.shape[1:], is_table=True) for name, table in tables.items()}
+        )
+        self.own = OwnFactors()
+        """The factors of the checkpoint's own adapters, which are part of the model."""
         # Copy-on-write: a forward keeps the mapping that it began with. The lock is for writers.
         self._loaded: Mapping[str, Loaded] = {}
         self._replacing = Lock()
@@ -173,13 +148,22 @@ class Adapters:
     @torch.inference_mode()
     def add(self, name: str, directory: Path) -> int:
         """Reads an adapter's directory; returns its bytes on the device. Raises ModelBroken with the file and key or tensor."""
-        pieces = read_pieces(directory, self._names, self._shapes)
-        parts, size = self._parts(pieces)
+        parts = self._parts(self.read(directory))
+        size = sum(tensor.nbytes for tensor in _tensors_of(parts))
         learned = self._encoder.relearn(parts) if isinstance(self._encoder, PrecomputesConstants) else {}
         size += sum(made.bytes for made in learned.values())
         with self._replacing:
             self._loaded = {**self._loaded, name: Loaded(directory, size, parts, learned)}
         return size
+
+    def read(self, directory: Path) -> list[Piece]:
+        """The factors of an adapter's directory. Raises ModelBroken with the file and key or tensor."""
+        return read_pieces(directory, self.names, self.shapes)
+
+    @torch.inference_mode()
+    def add_own(self, name: str, pieces: Sequence[Piece]) -> None:
+        """Adds an adapter of the checkpoint itself: it stays while the model is there, also in host memory. Before any forward."""
+        self.own.add(name, self._parts(pieces))
 
     def remove(self, name: str) -> None:
         """Unloads an adapter, if it is loaded. Its memory is free once the forward in progress is over."""
@@ -200,6 +184,7 @@ class Adapters:
             yield
             return
         known = self._loaded if self._followed is None else self._fetched(used, self._followed)
+        known = {**self.own.adapters, **known}
         bindings = self._bindings([known[name] for name in used], Rows.of([used.get(name) for name in names], lengths))
         try:
             self._bind(bindings)
@@ -238,132 +223,77 @@ class Adapters:
         found = [(self._bindable[name], Delta(rows, own)) for name, own in parts.items() if name in self._bindable]
         return [*found, *((self._bindable[name], BoundConstants(rows, own)) for name, own in learned.items())]
 
-    def _parts(self, pieces: Sequence[Piece]) -> tuple[dict[str, LowRank], int]:
-        """All factors in one buffer on the device, one pair for each layer; and the buffer's bytes."""
+    def _parts(self, pieces: Sequence[Piece]) -> dict[str, LowRank]:
+        """The factors of each layer, on the device."""
         by_layer: dict[str, list[Piece]] = {}
         for piece in pieces:
             by_layer.setdefault(piece.place.layer, []).append(piece)
-        factors = [factor for layer, of_it in by_layer.items() for factor in _fused(of_it, self._shapes[layer])]
-        buffer = torch.cat([factor.flatten() for factor in factors]).to(device=self._device, dtype=self._dtype)
-        ends = accumulate(factor.numel() for factor in factors)
-        views = [buffer[end - factor.numel() : end].view(factor.shape) for factor, end in zip(factors, ends, strict=True)]
-        parts = {layer: LowRank(a, b) for layer, a, b in zip(by_layer, views[::2], views[1::2], strict=True)}
-        return parts, buffer.nbytes
+        weights = self._weights(pieces)
+        fused = [_fused(of_it, self.shapes[layer], cache(partial(weights, layer))) for layer, of_it in by_layer.items()]
+        factors = iter(self._placed([factor for one in fused for factor in (one.a, one.b)], self._dtype))
+        # A gain is near 1, where bfloat16 has steps of 0.8 %.
+        scales = iter(self._placed([scale for one in fused for scale in one.scales], torch.float32))
+        return {
+            layer: LowRank(next(factors), next(factors), *(next(scales) for _ in one.scales))
+            for layer, one in zip(by_layer, fused, strict=True)
+        }
+
+    def _placed(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+        """The tensors in one buffer on the device."""
+        if not tensors:
+            return []
+        buffer = torch.cat([tensor.flatten() for tensor in tensors]).to(device=self._device, dtype=dtype)
+        ends = accumulate(tensor.numel() for tensor in tensors)
+        return [buffer[end - tensor.numel() : end].view(tensor.shape) for tensor, end in zip(tensors, ends, strict=True)]
+
+    def _weights(self, pieces: Sequence[Piece]) -> Callable[[str], Weights]:
+        """What returns the stored weight and bias of a layer, of which magnitudes need both."""
+        if all(piece.magnitude is None for piece in pieces):
+            return _no_weights
+        if self._base is None or isinstance(self._encoder, PrecomputesConstants):
+            raise ModelBroken(f"{FILE}: `use_dora` is true, which is not served for a model of this family: {MERGE}")
+        tensors = self._base()
+
+        def weights(layer: str) -> Weights:
+            weight = stored_tensor(tensors, self.names.table, self.names.prefixes, layer, "weight")
+            if weight is None:
+                raise ModelBroken(f"{tensors.source}: holds no weight of {layer}, which an adapter with `use_dora` needs: {MERGE}")
+            return weight, stored_tensor(tensors, self.names.table, self.names.prefixes, layer, "bias")
+
+        return weights
 
 
-def _fused(pieces: Sequence[Piece], shape: Shape) -> tuple[Tensor, Tensor]:
-    """One layer's factors in float32: a [ranks, inputs], b [ranks, outputs], 0 outside a piece's slot."""
+def _no_weights(layer: str) -> Weights:
+    raise LookupError(layer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fused:
+    """One layer's factors in float32: a [ranks, inputs], b [ranks, outputs], 0 outside a piece's slot. `scales`: gain and shift
+    (`LowRank`), where a piece has magnitudes."""
+
+    a: Tensor
+    b: Tensor
+    scales: tuple[Tensor, ...] = ()
+
+
+def _fused(pieces: Sequence[Piece], shape: Shape, weights: Callable[[], Weights]) -> _Fused:
+    """`weights`: the layer's own, read where a piece needs them."""
+    if shape.is_table:
+        return _Fused(pieces[0].a.float(), pieces[0].b.float().T * pieces[0].scale)
     a = torch.cat([piece.a.float() for piece in pieces])
     b = torch.zeros(len(a), sum(shape.slots))
+    gain, shift = torch.ones(sum(shape.slots)), torch.zeros(sum(shape.slots))
     first = 0
     for piece in pieces:
-        start, size = _outputs(piece.place, shape)
-        last = first + len(piece.a)
-        b[first:last, start : start + size] = piece.b.float().T * piece.scale
+        start, size = outputs_of(piece.place, shape)
+        own, last = slice(start, start + size), first + len(piece.a)
+        b[first:last, own] = piece.b.float().T * piece.scale
+        if piece.magnitude is not None:
+            weight, bias = weights()
+            summed = weight[own] + b[first:last, own].T @ piece.a.float()
+            gain[own] = piece.magnitude.float() / torch.linalg.vector_norm(summed, dim=1)
+            b[first:last, own] *= gain[own]
+            shift[own] = 0.0 if bias is None else (1 - gain[own]) * bias[own]
         first = last
-    return a, b
-
-
-def _outputs(place: Place, shape: Shape) -> tuple[int, int]:
-    """Where a slot's outputs begin, and how many they are."""
-    if place.slot is None:
-        return 0, sum(shape.slots)
-    return sum(shape.slots[: place.slot]), shape.slots[place.slot]
-
-
-def read_pieces(directory: Path, names: Names, shapes: Mapping[str, Shape]) -> list[Piece]:
-    """An adapter's factors, as views of the mapped file. Raises ModelBroken with the file and the key or tensor at fault."""
-    adapter = read_adapter(directory)
-    tensors = _open(directory)
-    factors: dict[str, dict[str, str]] = {}
-    for stored in tensors.names():
-        module, factor = _parse(stored)
-        if factors.setdefault(module, {}).setdefault(factor, stored) != stored:
-            raise _broken(stored, f"is there twice: as {factors[module][factor]!r} too")
-    pieces = [_piece(module, found, adapter, tensors, names, shapes) for module, found in factors.items()]
-    wanted = [piece for piece in pieces if piece is not None]
-    if not wanted:
-        raise ModelBroken(f"{WEIGHTS}: no tensor adapts a layer that this model computes")
-    places = [piece.place for piece in wanted]
-    twice = next((place for number, place in enumerate(places) if place in places[:number]), None)
-    if twice is not None:
-        raise ModelBroken(f"{WEIGHTS}: two modules adapt the same layer ({twice.layer})")
-    return wanted
-
-
-def read_updates(directory: Path) -> dict[str, LowRankUpdate]:
-    """An adapter's factors by their modules, to be merged into a checkpoint's tensors. Raises ModelBroken as `read_pieces`."""
-    adapter = read_adapter(directory)
-    tensors = _open(directory)
-    factors: dict[str, dict[str, str]] = {}
-    for stored in tensors.names():
-        module, factor = _parse(stored)
-        factors.setdefault(module, {})[factor] = stored
-    updates = {}
-    for module, found in factors.items():
-        if len(found) < 2:
-            raise _broken(next(iter(found.values())), "has no partner")
-        a, b, rank = tensors.read(found["A"]), tensors.read(found["B"]), adapter.rank_of(module)
-        if a.dim() != 2 or b.dim() != 2 or len(a) != rank or b.shape[1] != rank:
-            raise _broken(found["A"], f"and its partner have the shapes {list(a.shape)} and {list(b.shape)}; the rank is {rank}")
-        updates[module] = LowRankUpdate(a, b, adapter.scale_of(module))
-    return updates
-
-
-def _open(directory: Path) -> TensorFile:
-    if (directory / WEIGHTS).is_file():
-        return TensorFile.of(directory, WEIGHTS)
-    if (directory / TORCH_WEIGHTS).is_file():
-        raise ModelBroken(f"{TORCH_WEIGHTS}: {NOT_OPENED}")
-    raise ModelBroken(f"{WEIGHTS}: no such file")
-
-
-def _parse(stored: str) -> tuple[str, str]:
-    """Module and factor (A or B) of a tensor's name."""
-    match = _NAME.fullmatch(stored)
-    if match is not None and len(stored) <= _MOST_NAME:
-        return match["module"], match["factor"]
-    if "lora_embedding_" in stored:
-        raise _broken(stored, "adapts an embedding; only linear layers can have adapters")
-    if "lora_magnitude_vector" in stored:
-        raise _broken(stored, "is of DoRA, which is not served")
-    if "lora_" in stored:
-        raise _broken(stored, "is not known; only lora_A.weight and lora_B.weight of linear layers are")
-    raise _broken(stored, "is of what was trained as a whole (modules_to_save, or a bias); only LoRA's factors are served")
-
-
-def _piece(
-    module: str, found: Mapping[str, str], adapter: Adapter, tensors: TensorFile, names: Names, shapes: Mapping[str, Shape]
-) -> Piece | None:
-    """None for a layer that the family leaves out of the model itself."""
-    stored = next(iter(found.values()))
-    for factor in "AB":
-        if factor not in found:
-            raise _broken(stored, f"has no partner lora_{factor}")
-    if not adapter.is_target(module):
-        raise ModelBroken(f"{FILE}: `target_modules` does not name the module of tensor {stored!r} of {WEIGHTS}")
-    try:
-        place = names.place(module)
-    except KeyError:
-        raise _broken(stored, "is unknown to this family of models") from None
-    except LookupError as error:
-        raise _broken(stored, str(error)) from None
-    if place is None:
-        return None
-    shape = shapes.get(place.layer)
-    if shape is None:
-        raise _broken(stored, "adapts what is no linear layer of this model; only those can have adapters")
-    rank = adapter.rank_of(module)
-    _check_shape(tensors, found["A"], (rank, shape.inputs))
-    _check_shape(tensors, found["B"], (_outputs(place, shape)[1], rank))
-    return Piece(place, tensors.read(found["A"]), tensors.read(found["B"]), adapter.scale_of(module))
-
-
-def _check_shape(tensors: TensorFile, stored: str, wanted: tuple[int, int]) -> None:
-    shape = tensors.shape(stored)
-    if shape != wanted:
-        raise _broken(stored, f"has shape {list(shape)}; the model and the rank in {FILE} ask for {list(wanted)}")
-
-
-def _broken(stored: str, problem: str) -> ModelBroken:
-    return ModelBroken(f"{WEIGHTS}: tensor {shortened(stored)!r} {problem}")
+    return _Fused(a, b, (gain, shift) if any(piece.magnitude is not None for piece in pieces) else ())

@@ -91,8 +91,19 @@ def hypotheses(work: ClassifyWork, default: str = PLACE) -> list[str]:
     return [hypothesis.replace(PLACE, label) for label in work.labels]
 
 
-def prompt_of(card: Card, role: str) -> str:
-    """The model's prompt for a role. No role: its default one. A role for which it has none: none."""
+def adapter_of(card: Card, role: str, adapter: str) -> str:
+    """The LoRA adapter for a text: the one that the request names, else the checkpoint's own one for the role; empty: none."""
+    return adapter or card.role_adapters.get(role, "")
+
+
+def prompt_of(card: Card, role: str, adapter: str = "") -> str:
+    """The model's prompt for a role. No role: its default one. A role for which it has none: none.
+
+    `adapter`: the request's. Where the checkpoint's own adapters have prompts, the prompt is that of the adapter.
+    """
+    if any(name in card.prompts for name in card.own_adapters):
+        own = adapter if adapter in card.own_adapters else adapter_of(card, role, "")
+        return card.prompts.get(own, "") if own else card.prompts.get(card.default_prompt, "")
     if role == "query":
         return card.prompts.get("query", "")
     if role == "document":

@@ -11,12 +11,14 @@ from pathlib import Path
 import torch
 
 from libs.catalog.card import Card
-from libs.catalog.checkpoint.files import need_config
+from libs.catalog.checkpoint.files import Config, need_config
+from libs.catalog.checkpoint.tasks import OwnAdapters, read_own_adapters
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Overrides
 from libs.errors import InvalidInput, ModelBroken
 from libs.kernels.linear import int8 as kernels
-from libs.models.loaded.lora import Names
+from libs.models.loaded.peft import Names
+from libs.models.loaded.tasks import without_parametrizations
 from libs.models.loaded.tiers import copying
 from libs.models.packed_model import PackedModel
 from libs.models.precision import int8
@@ -48,8 +50,9 @@ def _load(directory: Path, model_id: str, device: torch.device, dtype: torch.dty
     card = read_card(directory, model_id, overrides)
     card, dtype, quantised = _number_format(card, device, dtype)
     kind = kind_of(card)
-    own, rest = TensorFile.open(directory, card.encoder_folder).split(card.encoder_prefix)
+    own, factors, rest = _tensors(directory, card)
     config = encoder_config(directory, card)
+    adapters = read_own_adapters(Config("config.json", config)) if card.own_adapters else OwnAdapters()
     with copying(device):
         tables = kind.head_table(card)
         encoder, state = build_encoder(config, own, dtype=dtype, device=device, head_tables=tables, int8=quantised)
@@ -57,9 +60,9 @@ def _load(directory: Path, model_id: str, device: torch.device, dtype: torch.dty
         table, prefixes = names_of(config)
         names = Names(table, (*prefixes, *(card.encoder_prefix + prefix for prefix in prefixes)), tables)
         built = kind.build(Parts(card, directory, encoder, state, rest, device, quantised))
-        model = PackedModel(
-            card, (Trunk(encoder, built.heads), *built.trunks), Tokenising(TextsAlone(built.processor)), names, device
-        )
+        trunks, processor = (Trunk(encoder, built.heads), *built.trunks), Tokenising(TextsAlone(built.processor))
+        model = PackedModel(card, trunks, processor, names, device, lambda: _tensors(directory, card)[0])
+        model.add_own_adapters(adapters, directory, factors)
         if device.type != "cpu":
             model.gather()
     if quantised:
@@ -68,6 +71,12 @@ def _load(directory: Path, model_id: str, device: torch.device, dtype: torch.dty
         wide = None if overrides is None else replace(overrides, dtype="float32")
         model.widen = partial(load_text_model, directory, model_id, torch.device("cpu"), torch.float32, wide)
     return model
+
+
+def _tensors(directory: Path, card: Card) -> tuple[TensorFile, TensorFile, TensorFile]:
+    """The encoder's tensors, the factors of its own adapters among them, and all tensors that are not the encoder's."""
+    encoder, rest = TensorFile.open(directory, card.encoder_folder).split(card.encoder_prefix)
+    return *without_parametrizations(encoder), rest
 
 
 def _number_format(card: Card, device: torch.device, dtype: torch.dtype) -> tuple[Card, torch.dtype, bool]:

@@ -21,7 +21,7 @@ from libs.errors import ModelBroken
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import EmbeddingSpec, EncoderSpec
-from libs.models.loaded.lora import Names
+from libs.models.loaded.peft import Names
 from libs.models.loaded.tiers import copying
 from libs.models.packed_model import PackedModel
 from libs.models.text.heads.modules import dense_layers

@@ -7,6 +7,7 @@ clients ask for base64 without being told to; openai-node decodes it blindly, so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
 import msgspec
@@ -14,6 +15,7 @@ from shoal.transport.methods import ENCODE
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import tensor_pb2
 
+from libs.names import is_own_adapter
 from services.edge.messages.base import (
     Answer,
     Dialect,
@@ -44,6 +46,7 @@ from services.edge.messages.numbers import (
 from services.edge.messages.reading import (
     count_of,
     image_item,
+    is_role_word,
     priority_of,
     read,
     role_of,
@@ -192,15 +195,18 @@ def question_of(request: EmbeddingsRequest, received: Received) -> Question:
     if request.modality is not None and dimensions == 0:
         dimensions = None  # Infinity's client sends 0 for the model's own.
     items, fields = _items(_given(request), received.vocabulary)
+    task = _task(request)
+    if task.adapter and not request.adapter:
+        fields = {**fields, "adapter": "task"}
     message = pb.EncodeRequest(
         model=named.model,
         items=items,
-        role=role_of(named, role=request.role, input_type=request.input_type, task=_task(request), prompt_name=request.prompt_name),
+        role=role_of(named, role=request.role, input_type=request.input_type, task=task.role, prompt_name=request.prompt_name),
         data_type=stored.pop(),
         dimensions=count_of(dimensions, dimensions_field) or named.dimensions,
         truncation=truncation_of(*_truncation(request)),
         instruction=request.instruction or "",
-        adapter=request.adapter or named.adapter,
+        adapter=request.adapter or task.adapter or named.adapter,
         pool=request.pool or "",
         priority=priority_of(request.priority),
     )
@@ -243,13 +249,25 @@ def _given(request: EmbeddingsRequest) -> Input:
     return [Part(image=one) if isinstance(one, str) else one for one in given]
 
 
-def _task(request: EmbeddingsRequest) -> str | None:
-    """Jina's task: the sides of a search, or adapters of its own models, which must be named."""
-    if request.task in ("text-matching", "classification", "separation"):
-        if not request.adapter:
-            raise invalid(f"task {request.task} is an adapter of Jina's models: name it as adapter, or leave task out", "task")
-        return None
-    return request.task
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A task as a side of a search, or as an adapter that the model has of its own."""
+
+    role: str | None = None
+    adapter: str = ""
+
+
+def _task(request: EmbeddingsRequest) -> _Task:
+    """Jina's task. The two sides of a search choose a role, which chooses the model's own adapter; other tasks are the name of one.
+
+    Raises Problem for a text that can be no name.
+    """
+    task = request.task
+    if task is None or is_role_word(task):
+        return _Task(role=task)
+    if not is_own_adapter(task):
+        raise invalid("task must be the name of a task, such as retrieval.query or text-matching, or be left out", "task")
+    return _Task(adapter=task)
 
 
 def _truncation(request: EmbeddingsRequest) -> tuple[bool | str | None, str]:

@@ -91,6 +91,11 @@ _NEITHER: Final = ("classification", "clustering", "image")
 """Cohere's words for texts that stand on neither side."""
 
 
+def is_role_word(word: str) -> bool:
+    """Whether a dialect calls a side of a search so."""
+    return word in _WORDS
+
+
 def role_of(target: Target, **said: str | None) -> pb.Role:
     """The role that a request's fields say, else the alias'. Raises Problem for an unknown word, or for two roles at once."""
     found: dict[Role, str] = {}

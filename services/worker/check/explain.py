@@ -145,6 +145,11 @@ _EVIDENCE = (
         ("config_sentence_transformers.json:prompts", "*:query_prefix", "*:document_prefix", "*:*_token_id"),
         ("prompts",),
     ),
+    _Evidence(
+        "tasks",
+        lambda card: ", ".join(card.own_adapters),
+        ("config.json:lora_adaptations", "config.json:task_names"),
+    ),
     _Evidence("default prompt", lambda card: card.default_prompt, ("*:default_prompt_name",), ("default_prompt",)),
     _Evidence(
         "inputs",

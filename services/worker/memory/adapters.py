@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
-from libs.errors import ModelBroken, NoCapacity, ShoalError
+from libs.errors import InvalidInput, ModelBroken, NoCapacity, ShoalError
+from libs.names import is_own_adapter
 from libs.store import Copy
 from libs.telemetry.logs import fields
 from services.worker.machine.tasks import Tasks
@@ -119,6 +120,9 @@ class AdapterLoader:
         model = resident.model
         if not isinstance(model, TakesAdapters):
             raise ModelBroken(f"{resident.name} takes no adapters")
+        if is_own_adapter(adapter):
+            self._admit_own(resident, adapter)
+            return 0
         copy = await in_thread(partial(self._find, adapter))
         try:
             await self._make_room(resident)
@@ -136,6 +140,18 @@ class AdapterLoader:
             copy.close()
         return size
 
+    def _admit_own(self, resident: Resident, adapter: str) -> None:
+        """Admit an adapter that is part of the model. Raise InvalidInput for one that the model does not have."""
+        own = resident.model.card.own_adapters
+        if adapter not in own:
+            raise InvalidInput(
+                f"{resident.name} has no adapter or task {adapter!r} of its own; it has {', '.join(own) or 'none'}. Other adapters "
+                "are called `org/name`",
+                field="adapter",
+            )
+        now = self._clock()
+        resident.adapters.entries[adapter] = Entry(0, now, now, _release_nothing, is_own=True)
+
     def _admit(self, resident: Resident, adapter: str, size: int) -> None:
         if resident.leaving:
             raise NoCapacity(f"{resident.name} left the device while its adapter {adapter} was loaded")
@@ -149,7 +165,7 @@ class AdapterLoader:
         """Evicts adapters until the model has fewer than the limit. Each check and the action that follows from it are one step of
         the event loop, so concurrent loads need no lock."""
         cache = resident.adapters
-        while len(cache.entries) + cache.arriving >= self._limit and not resident.leaving:
+        while cache.loaded + cache.arriving >= self._limit and not resident.leaving:
             victim = cache.victim(self._clock())
             if victim is not None:
                 victim.leaving = True
@@ -168,3 +184,7 @@ class AdapterLoader:
             resident.model.remove_adapter(adapter)
         log.info("adapter unloaded", extra=fields({"model": resident.name, "adapter": adapter, "bytes": victim.bytes}))
         self._changed()
+
+
+def _release_nothing() -> None:
+    """Release the memory of an adapter that is part of its model."""

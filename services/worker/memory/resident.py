@@ -21,7 +21,10 @@ UNUSED_SECONDS: Final = 1.0
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A loaded adapter. Times are seconds of the worker's monotonic clock. `release` releases its reserved memory."""
+    """A loaded adapter. Times are seconds of the worker's monotonic clock. `release` releases its reserved memory.
+
+    `is_own`: it is part of the model (`Card.own_adapters`), takes no memory besides and is never evicted.
+    """
 
     bytes: int
     loaded_at: float
@@ -30,6 +33,7 @@ class Entry:
     held_jobs: int = 0
     is_used: bool = False
     leaving: bool = False
+    is_own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,11 @@ class AdapterCache:
     @property
     def bytes(self) -> int:
         return sum(entry.bytes for entry in self.entries.values())
+
+    @property
+    def loaded(self) -> int:
+        """How many adapters are loaded in addition to the model's own."""
+        return sum(not entry.is_own for entry in self.entries.values())
 
     def names(self) -> list[str]:
         """The adapters that take new work, sorted."""
@@ -98,7 +107,8 @@ class AdapterCache:
 
     def victim(self, now: float) -> Entry | None:
         """The adapter to evict: one already leaving, else an idle one, else the least recently used. None: all are too new."""
-        candidates = [one for one in self.entries.values() if one.is_used or now - one.loaded_at >= UNUSED_SECONDS]
+        old = (one for one in self.entries.values() if one.is_used or now - one.loaded_at >= UNUSED_SECONDS)
+        candidates = [one for one in old if not one.is_own]
         return min(candidates, key=lambda one: (not one.leaving, one.held_jobs > 0, one.last_used), default=None)
 
     def forget(self, adapter: str) -> None:

@@ -310,6 +310,7 @@ def _encode_work(request: inference_pb2.EncodeRequest, scope: str | None) -> Enc
         instruction=request.instruction,
         truncation=_word(_TRUNCATIONS, request.truncation, "truncation"),
         pooling_factor=request.pooling_factor,
+        adapter=request.adapter,
     )
 
 
@@ -324,6 +325,7 @@ def _score_work(request: inference_pb2.ScoreRequest, scope: str | None) -> Score
         instruction=request.instruction,
         scale=_word(_SCALES, request.scale, "scale"),
         truncation=_word(_TRUNCATIONS, request.truncation, "truncation"),
+        adapter=request.adapter,
     )
 
 
@@ -354,6 +356,7 @@ def _extract_work(
                 hypothesis=classify.hypothesis,
                 truncation=truncation,
                 among_labels=classify.among_labels,
+                adapter=request.adapter,
             )
         case "relations":
             relations = request.relations

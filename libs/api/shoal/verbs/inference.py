@@ -56,11 +56,11 @@ async def encode(
     default float32. `dimensions`: keep the first so many numbers (Matryoshka; 0: all); `normalize` is applied after that, default
     as configured for the model. `pooling_factor`: return so many times fewer vectors of each multi-vector, the means of clusters
     of similar ones (2 to 64; 0: all). `truncation` "none" refuses items that are too long, "end" (default) and "start" cut there.
-    `adapter`: a LoRA adapter of the model, `org/name`. `pool`: the workers to serve it, default as the mesh's catalog says.
-    `priority`: "interactive" (default) or "bulk". `on_invalid` "skip": an item that is empty, too long or not a text does not
-    fail the call; its row is NaN, and `result.skipped` says why. `on_progress(done, total)` is called after each request of a
-    long list. `writable`: returns arrays that may be modified. An empty list sends no request: its result has no rows. Raises
-    ShoalError.
+    `adapter`: a LoRA adapter of the model, `org/name`, or the name of a task that it has one of its own for. `pool`: the workers
+    to serve it, default as the mesh's catalog says. `priority`: "interactive" (default) or "bulk". `on_invalid` "skip": an item
+    that is empty, too long or not a text does not fail the call; its row is NaN, and `result.skipped` says why.
+    `on_progress(done, total)` is called after each request of a long list. `writable`: returns arrays that may be modified. An
+    empty list sends no request: its result has no rows. Raises ShoalError.
     """
     encoding = Encoding(role, representations, data_type, dimensions, normalize, instruction, pooling_factor)
     plan = EncodePlan(items, encoding, Options(model, truncation, adapter, pool, priority, on_invalid))

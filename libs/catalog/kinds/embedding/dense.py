@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from libs.catalog.card import Card, DenseModule, Scoring
+from libs.catalog.card import Card, DenseModule, Scoring, kept_prompts
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.catalog.checkpoint.files import Config
+from libs.catalog.checkpoint.tasks import V5, read_own_adapters
 from libs.catalog.kinds.embedding.gritlm import gritlm, is_gritlm
 from libs.catalog.kinds.embedding.voyage import is_voyage, voyage
 from libs.errors import ModelBroken
@@ -26,6 +27,9 @@ _SIMILARITIES: dict[str, Scoring] = {
 
 def dense(files: Checkpoint, card: Card) -> Card:
     """The card of a model with dense vectors. Raises ModelBroken for modules without pooling, or that do not fit each other."""
+    card = _with_own_adapters(files, card)
+    if card.family == V5 and not files.modules.pooling:
+        return _v5(files, card)
     if files.modules.listed and not files.modules.pooling:
         raise ModelBroken("modules.json: names no Pooling, without which there is no vector of a text")
     pooling = files.modules.pooling or ("mean",)
@@ -46,6 +50,26 @@ def dense(files: Checkpoint, card: Card) -> Card:
     if not is_gritlm(files.config.values):
         return card
     return replace(gritlm(card), dimensions=hidden_size(files.config))
+
+
+def _with_own_adapters(files: Checkpoint, card: Card) -> Card:
+    """The card with the checkpoint's own LoRA adapters, and their prompts beside those of roles."""
+    own = read_own_adapters(files.config)
+    prompts = kept_prompts({**own.prompts, **card.prompts})
+    return replace(card, own_adapters=own.names, role_adapters=own.by_role, prompts=prompts)
+
+
+def _v5(files: Checkpoint, card: Card) -> Card:
+    """The card of jina-embeddings-v5-text, whose own code takes the last token's state and scales it to length 1."""
+    return replace(
+        card,
+        tasks=("encode", "score", "classify"),
+        representations=("dense",),
+        dimensions=hidden_size(files.config),
+        pooling=("lasttoken",),
+        normalize=True,
+        scoring=similarity(files.top),
+    )
 
 
 def similarity(top: Config) -> Scoring:

@@ -30,7 +30,7 @@ from libs.models.images.vlm.tower import BlockTower, ImageTower
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import Attention, PackedEncoder
 from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
-from libs.models.loaded.lora import Names, read_updates
+from libs.models.loaded.peft import Names, read_updates
 from libs.models.text.processing.static import TokenWeights
 from libs.models.text.registry import build_encoder, names_of, prepare
 from libs.models.text.tokenising.text import TextProcessor, special_token

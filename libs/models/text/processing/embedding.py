@@ -6,7 +6,7 @@ A job fails as a whole, and alone. Several representations in one request come f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -17,6 +17,7 @@ from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
 from libs.models.answering import extracted
 from libs.models.results import EncodeResult, Extraction, Result, ScoreResult
 from libs.models.text.checks import (
+    adapter_of,
     document_path,
     hypotheses,
     item_path,
@@ -106,11 +107,13 @@ class EmbeddingProcessor:
     def _encode(self, work: EncodeWork, go_on: GoOn) -> Prepared:
         forms = asked_forms(work, self._card)
         check_encode(work, forms, self._card)
-        prompt = work.instruction or prompt_of(self._card, work.role)
+        prompt = work.instruction or prompt_of(self._card, work.role, work.adapter)
         if self._static is not None and self._is_static(work.role):
             found, tokens = self._static.rows(work.texts, prompt, work.truncation, item_path, go_on)
             return Prepared(work, "sparse", [], _Notes([], found), looked_up=tokens)
-        framed = self.framed(work.texts, prompt, work.role, work.truncation, item_path, go_on)
+        framed = self._adapted(
+            self.framed(work.texts, prompt, work.role, work.truncation, item_path, go_on), work.role, work.adapter
+        )
         check_pooled(work, framed.sequences, item_path)
         return Prepared(work, "+".join(forms), framed.sequences, _Notes(framed.masks, []))
 
@@ -124,7 +127,8 @@ class EmbeddingProcessor:
             vectors = " and ".join(self._card.representations)
             how = f" by {self._card.scoring}" if self._card.kind == "dense" else ""
             raise InvalidInput(f"scores of {vectors} vectors{how} have no probability: leave `scale` empty", field="scale")
-        prompt, other = work.instruction or prompt_of(self._card, "query"), prompt_of(self._card, "document")
+        prompt = work.instruction or prompt_of(self._card, "query", work.adapter)
+        other = prompt_of(self._card, "document", work.adapter)
         forms = self._card.representations
         if self._static is not None:
             found, tokens = self._static.rows([work.query], prompt, work.truncation, query_path, go_on)
@@ -132,7 +136,9 @@ class EmbeddingProcessor:
         else:
             found, tokens = [], 0
             query = self.framed([work.query], prompt, "query", work.truncation, query_path, go_on)
+            query = self._adapted(query, "query", work.adapter)
         documents = self.framed(work.documents, other, "document", work.truncation, document_path, go_on)
+        documents = self._adapted(documents, "document", work.adapter)
         notes = _Notes(query.masks + documents.masks, found)
         return Prepared(work, "+".join(forms), query.sequences + documents.sequences, notes, looked_up=tokens)
 
@@ -140,10 +146,16 @@ class EmbeddingProcessor:
         """Prepares the texts, then one prompt per label."""
         need_labels(work.labels, self._card, "classify.labels")
         prompts = hypotheses(work)
-        default = prompt_of(self._card, "")
+        default = prompt_of(self._card, "", work.adapter)
         texts = self.framed(work.texts, default, "", work.truncation, item_path, go_on)
         labels = self.framed(prompts, default, "", work.truncation, _label_path, go_on)
+        texts, labels = self._adapted(texts, "", work.adapter), self._adapted(labels, "", work.adapter)
         return Prepared(work, "dense", texts.sequences + labels.sequences, _Notes(texts.masks + labels.masks, []))
+
+    def _adapted(self, framed: Framed, role: Role, named: str) -> Framed:
+        """The sequences with the adapter that the request names, else with the checkpoint's own one for their role."""
+        adapter = adapter_of(self._card, role, named)
+        return Framed([replace(one, adapter=adapter) for one in framed.sequences], framed.masks) if adapter else framed
 
     def framed(self, texts: list[str], prompt: str, role: Role, truncation: Truncation, where: Where, go_on: GoOn) -> Framed:
         """The sequences of texts in a role. `where`: the path in the job of each."""

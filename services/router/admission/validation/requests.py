@@ -18,7 +18,7 @@ from shoal.v1 import models_pb2, tensor_pb2
 
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.image_size import size_of
-from libs.names import is_model_id
+from libs.names import is_adapter_name, is_model_id
 from services.router.admission.validation import answers, limits, pictures, schemas, texts
 
 _EMPTY_ITEM_BYTES: Final = 2
@@ -230,13 +230,14 @@ def check_model(model: str) -> None:
 
 def _check_names(model: str, adapter: str) -> None:
     _refuse(not model, "model is required, such as `org/name`", "model")
-    for name, field in ((model, "model"), (adapter, "adapter")):
+    form = "`org/name` or `org/name@revision`, of A-Z a-z 0-9 . _ - and at most 128 characters each"
+    for name, field, is_name in ((model, "model", is_model_id), (adapter, "adapter", is_adapter_name)):
         if not name:
             continue
         limits.ID.check(len(name), field)
-        if not is_model_id(name):
-            form = "`org/name` or `org/name@revision`, of A-Z a-z 0-9 . _ - and at most 128 characters each"
-            raise InvalidInput(f"{field} must have the form {form}", field=field)
+        if not is_name(name):
+            own = ", or be the name of one of the model's own, such as `text-matching`" if field == "adapter" else ""
+            raise InvalidInput(f"{field} must have the form {form}{own}", field=field)
 
 
 def _check_common(truncation: int, priority: int) -> None:

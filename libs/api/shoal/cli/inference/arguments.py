@@ -95,7 +95,9 @@ class Serving:
     truncation: Annotated[
         Truncation | None, typer.Option("--truncation", help="How to truncate texts that are too long; default end.")
     ] = None
-    adapter: Annotated[str, typer.Option(help="LoRA adapter of the model, org/name.", rich_help_panel=SERVING)] = ""
+    adapter: Annotated[
+        str, typer.Option(help="LoRA adapter of the model, org/name, or one of its own tasks.", rich_help_panel=SERVING)
+    ] = ""
     pool: Annotated[
         str, typer.Option(help="Pool of workers, such as l4-spot; default from the catalog.", rich_help_panel=SERVING)
     ] = ""

@@ -29,7 +29,8 @@ from libs.models.layers.encoder import (
     Shared,
 )
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
-from libs.models.loaded.lora import BoundConstants, Shape
+from libs.models.loaded.lora import BoundConstants
+from libs.models.loaded.peft import Shape
 from libs.models.packed import Packed
 from libs.models.weights import Rule, Spare
 

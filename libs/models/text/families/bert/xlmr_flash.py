@@ -1,4 +1,5 @@
-"""Jina's XLM-RoBERTa, with flash-attn's tensor names: jina-reranker-v2 (learned positions), jina-colbert-v2 (rotary ones).
+"""Jina's XLM-RoBERTa, with flash-attn's tensor names: jina-reranker-v2 (learned positions), jina-colbert-v2 (rotary ones),
+jina-embeddings-v3 (rotary ones, and LoRA adapters for its tasks: `libs/models/loaded/tasks.py`).
 
 It shares XLM-RoBERTa's model_type; transformers has its rotary variant as jina_embeddings_v3.
 """
@@ -55,10 +56,6 @@ def claims(config: Config) -> bool:
 
 def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
-    if config.texts("lora_adaptations"):
-        raise config.unsupported(
-            "lora_adaptations", "weights that are adapted to a task (LoRA) are not served; merge them into one"
-        )
     config.require("rotary_emb_interleaved", False)
     config.require("rotary_emb_scale_base", None)
     hidden = config.size("hidden_size")

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen3: Llama with QKV biases (2) or QK norm (3).
+"""Qwen2 and Qwen3: Llama with QKV biases (2) or QK norm (3). jina-embeddings-v5-text-small is a Qwen3 (eurobert.py: -nano).
 
 Causal, unless the config says otherwise (gte-Qwen2) or names Voyage's architecture. With `use_sliding_window`, layers from
 `max_window_layers` on have a window.
@@ -13,7 +13,7 @@ from libs.models.text.families.decoders import llama
 from libs.models.text.families.decoders.llama import decoder_spec, sliding_layers, token_embedding, window_of
 from libs.models.weights import Rule
 
-MODEL_TYPES = ("qwen2", "qwen3")
+MODEL_TYPES = ("qwen2", "qwen3", "jina_embeddings_v5")
 PREFIXES = ("", "model.")
 
 WEIGHTS: dict[str, Rule] = llama.WEIGHTS | {

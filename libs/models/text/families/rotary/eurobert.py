@@ -1,4 +1,4 @@
-"""EuroBERT (arXiv 2503.05500): Llama's layers with bidirectional attention."""
+"""EuroBERT (arXiv 2503.05500): Llama's layers with bidirectional attention. jina-embeddings-v5-text-nano is one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from libs.models.layers.rotary import rope_of
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.weights import Rule
 
-MODEL_TYPES = ("eurobert",)
+MODEL_TYPES = ("eurobert", "jina_embeddings_v5")
 PREFIXES = ("", "model.")
 
 WEIGHTS: dict[str, Rule] = {
@@ -27,6 +27,11 @@ WEIGHTS: dict[str, Rule] = {
     "classifier": None,
     "dense": None,
 }
+
+
+def claims(config: Config) -> bool:
+    """Whether it is no Qwen3: jina-embeddings-v5-text-nano says that it is no decoder, which -small does not."""
+    return config.text("model_type") == "eurobert" or not config.flag("is_decoder", True)
 
 
 def build(config: Config) -> PackedEncoder:
