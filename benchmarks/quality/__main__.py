@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from benchmarks.quality.data import write_docstrings, write_lee
-from services.local.settings import MINILM, available_cores, packaged_minilm
+from services.local.settings import MINILM, packaged_minilm
 from tests.packages.fetching import CACHE, unzip
 from tests.packages.table import MPNET, PACKAGED, SPLADE
 from tests.support.cluster import Cluster
@@ -26,7 +26,8 @@ MAX_NDCG_DIFFERENCE: Final = 0.002
 MAX_SPEARMAN_DIFFERENCE: Final = 0.1
 """Of the correlation times 100."""
 
-LOAD_SECONDS: Final = "600"
+SECONDS: Final = "600"
+"""The timeout of a load and of a call: a busy machine is slow, but its answers are the same."""
 Row = Mapping[str, Any]
 
 
@@ -35,23 +36,23 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=list(MODELS))
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
     parser.add_argument("--out", type=Path, default=Path(".cache/quality"), help="the sets, the results as JSON and the plots")
+    parser.add_argument("--threads", type=int, default=1, help="of the worker's forward passes")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     lee, pairs = write_lee(given.out)
     docstrings = write_docstrings(given.out)
     names = [f"{model}/{form}" for model in given.models for form in given.formats]
     misses: list[str] = []
-    with TemporaryDirectory() as folder, mesh(Path(folder), names) as cluster:
-        for data in (lee, docstrings, pairs):
+    with TemporaryDirectory() as folder, mesh(Path(folder), names, given.threads) as cluster:
+        for data in (pairs, lee, docstrings):
             rows = evaluate(cluster.address, data, names, given.out, plot=data.is_dir())
             misses += list(differences(data.stem, rows))
-        for data in (lee, docstrings):
-            evaluate(cluster.address, data, names, given.out, without_labels=True)
+        evaluate(cluster.address, lee, names, given.out, without_labels=True)
     print("\n".join(misses) or "every format is within its bound")
     sys.exit(bool(misses))
 
 
-def mesh(root: Path, names: Sequence[str]) -> Cluster:
+def mesh(root: Path, names: Sequence[str], threads: int) -> Cluster:
     """A mesh with one worker that has each model once for each format, by a card."""
     directories = {model: _directory(MODELS[model], root / model) for model in {name.partition("/")[0] for name in names}}
     cards, models = [], []
@@ -65,8 +66,8 @@ def mesh(root: Path, names: Sequence[str]) -> Cluster:
     settings = {
         "SHOAL_CATALOG": str(root / "cards"),
         "SHOAL_DEVICE": "cpu",
-        "SHOAL_THREADS": str(available_cores()),
-        "SHOAL_LOAD_SECONDS": LOAD_SECONDS,
+        "SHOAL_THREADS": str(threads),
+        "SHOAL_LOAD_SECONDS": SECONDS,
     }
     return Cluster(root, models=":".join(models), environment=settings)
 
@@ -90,9 +91,8 @@ def evaluate(
     command += ["--without-labels"] if without_labels else []
     command += ["--plot", str(out / f"{data.stem}.png")] if plot else []
     print("shoal", *command, flush=True)
-    done = subprocess.run(
-        [sys.executable, "-m", "shoal", *command, "--json", "--address", address], stdout=subprocess.PIPE, text=True, check=True
-    )
+    options = ["--json", "--address", address, "--timeout", SECONDS]
+    done = subprocess.run([sys.executable, "-m", "shoal", *command, *options], stdout=subprocess.PIPE, text=True, check=True)
     rows: list[Row] = json.loads(done.stdout)
     (out / f"{data.stem}{'-agreement' if without_labels else ''}.json").write_text(done.stdout)
     print(as_markdown(rows), flush=True)

@@ -30,8 +30,8 @@ SOURCES: Final = (
     Wheel("networkx", "3.5", "0030d386a9a06dee3565298b4a734b68589749a544acbb6c412dc9e2489ec6ec"),
     Wheel("sympy", "1.14.0", "e091cc3e99d2141a0ba2847328f5479b05d94a6635cb96148ccb3f34671bd8f5"),
 )
-MAX_DOCUMENTS: Final = 1_500
-MAX_BODY_CHARACTERS: Final = 800
+MAX_DOCUMENTS: Final = 500
+MAX_BODY_CHARACTERS: Final = 500
 MIN_BODY_CHARACTERS: Final = 200
 SUMMARY_CHARACTERS: Final = range(30, 200)
 GRADES: Final = 5
@@ -52,7 +52,9 @@ def write_lee(folder: Path) -> tuple[Path, Path]:
     queries = dict(documents)
     documents |= {f"background-{number}": text for number, text in enumerate(others.splitlines())}
     # The table has its upper half only; the texts are compared with each other in both directions.
-    similar = {(one, two): rows[min(one, two)][max(one, two)] for one in range(len(texts)) for two in range(len(texts)) if one != two}
+    similar = {
+        (one, two): rows[min(one, two)][max(one, two)] for one in range(len(texts)) for two in range(len(texts)) if one != two
+    }
     judgements: dict[str, dict[str, int]] = {}
     for (one, two), score in similar.items():
         judgements.setdefault(f"lee-{one}", {})[f"lee-{two}"] = grade(score)

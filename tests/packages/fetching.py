@@ -47,10 +47,11 @@ class Wheel:
 
 
 def unzip(wheels: Sequence[Wheel], target: Path, cache: Path = CACHE) -> Path:
-    """Unzip all wheels into one folder, and return it."""
+    """Unzip all wheels into one folder, and return it. Versions of one package are unzipped into folders named after them."""
+    has_versions = len({wheel.name for wheel in wheels}) < len(wheels)
     for wheel in wheels:
         with zipfile.ZipFile(fetch(wheel, cache)) as opened:
-            opened.extractall(target)
+            opened.extractall(target / wheel.version if has_versions else target)
     return target
 
 
