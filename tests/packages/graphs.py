@@ -29,8 +29,8 @@ def float_session(path: Path, output: str = "") -> Any:
 def float_products(model: Any) -> None:
     """Replace each product of dynamically quantised activations by one in float32, with its weight in float32.
 
-    The graph quantises an activation, multiplies integers, casts the result and multiplies it by both scales. Where a graph also has
-    the weight in float32 (`NAME` beside `NAME_quantized`), that one is used.
+    The graph quantises an activation, multiplies integers, casts the result and multiplies it by both scales. Where a graph also
+    has the weight in float32 (`NAME` in addition to `NAME_quantized`), that one is used.
     """
     nodes, made = model.graph.node, []
     stored = {one.name: one for one in model.graph.initializer}

@@ -1,7 +1,7 @@
 """The references that models of packages are compared with: transformers, sentence-transformers, and onnxruntime.
 
-The graph of an ONNX file is run with float activations, because the weights alone are what was converted. Each comparison asserts its
-bound and returns what was measured, for docs/evaluation.md.
+The graph of an ONNX file is run with float activations, because the weights alone are what was converted. Each comparison asserts
+its bound and returns what was measured, for docs/evaluation.md.
 """
 
 from __future__ import annotations
