@@ -1,18 +1,22 @@
-"""`make eval-published`: three real models in float32, bfloat16 and int8, through a mesh, with `shoal eval`.
+"""`make eval-published`: three real models in float32, bfloat16 and int8, through a mesh, as `shoal eval` measures them.
 
-Prints the commands and their tables, and ends with 1 if a format's nDCG@10 is further from float32's than the bound.
+Prints the tables of docs/evaluation.md, and ends with 1 if a format's nDCG@10 is further from float32's than the bound.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
+
+import shoal
+from shoal.cli.evaluation import report
+from shoal.cli.evaluation.data import read_pairs, read_retrieval
+from shoal.cli.evaluation.running import compare_pairs, retrieve
 
 from benchmarks.quality.data import write_docstrings, write_lee
 from services.local.settings import MINILM, packaged_minilm
@@ -24,7 +28,7 @@ FORMATS: Final = ("float32", "bfloat16", "int8")
 MODELS: Final = {"MiniLM": MINILM, "mpnet": MPNET, "splade-tiny": SPLADE}
 NDCG: Final = "nDCG@10"
 MAX_NDCG_DIFFERENCE: Final = 0.002
-SECONDS: Final = "600"
+SECONDS: Final = 600.0
 """The timeout of a load and of a call: a busy machine is slow, but its answers are the same."""
 Row = Mapping[str, Any]
 
@@ -41,11 +45,14 @@ def main() -> None:
     docstrings = write_docstrings(given.out)
     names = [f"{model}/{form}" for model in given.models for form in given.formats]
     misses: list[str] = []
-    with TemporaryDirectory() as folder, mesh(Path(folder), names, given.threads) as cluster:
-        for data in (pairs, lee, docstrings):
-            rows = evaluate(cluster.address, data, names, given.out, plot=data.is_dir())
-            misses += differences(data.stem, rows) if data.is_dir() else []
-        evaluate(cluster.address, lee, names, given.out, without_labels=True)
+    with (
+        TemporaryDirectory() as root,
+        mesh(Path(root), names, given.threads) as cluster,
+        shoal.Client(cluster.address, timeout=SECONDS) as client,
+    ):
+        for folder in (lee, docstrings):
+            misses += differences(folder.stem, rank(client, folder, names, given.out))
+        correlate(client, pairs, names, given.out)
     print("\n".join(misses) or "every format is within its bound")
     sys.exit(bool(misses))
 
@@ -65,7 +72,7 @@ def mesh(root: Path, names: Sequence[str], threads: int) -> Cluster:
         "SHOAL_CATALOG": str(root / "cards"),
         "SHOAL_DEVICE": "cpu",
         "SHOAL_THREADS": str(threads),
-        "SHOAL_LOAD_SECONDS": SECONDS,
+        "SHOAL_LOAD_SECONDS": str(SECONDS),
     }
     return Cluster(root, models=":".join(models), environment=settings)
 
@@ -81,20 +88,35 @@ def _directory(model: str, root: Path) -> Path:
     return root / "model"
 
 
-def evaluate(
-    address: str, data: Path, names: Sequence[str], out: Path, *, plot: bool = False, without_labels: bool = False
-) -> list[Row]:
-    """Run `shoal eval` on one set and return its rows. They are printed, and written to `out`."""
-    command = ["eval", str(data), *(part for name in names for part in ("--model", name))]
-    command += ["--without-labels"] if without_labels else []
-    command += ["--plot", str(out / f"{data.stem}.png")] if plot else []
-    print("shoal", *command, flush=True)
-    options = ["--json", "--address", address, "--timeout", SECONDS]
-    done = subprocess.run([sys.executable, "-m", "shoal", *command, *options], stdout=subprocess.PIPE, text=True, check=True)
-    rows: list[Row] = json.loads(done.stdout)
-    (out / f"{data.stem}{'-agreement' if without_labels else ''}.json").write_text(done.stdout)
-    print(as_markdown(rows), flush=True)
+def rank(client: shoal.Client, folder: Path, names: Sequence[str], out: Path) -> list[Row]:
+    """Print and write what `shoal eval` prints with and without `--without-labels`; each model encodes the documents once."""
+    data = read_retrieval(folder, "test", with_labels=True)
+    print(f"{folder.stem}: {len(data.documents):,} documents, {len(data.queries):,} queries", flush=True)
+    runs = []
+    for name in names:
+        runs.append(retrieve(client, name, data, _ignore))
+        print(f"  {report.retrieval_rows(runs[-1:], data)[0]}", flush=True)
+    rows = report.retrieval_rows(runs, data)
+    _publish(out / f"{folder.stem}.json", rows)
+    _publish(out / f"{folder.stem}-agreement.json", report.agreement_rows(runs))
+    report.plot(rows, folder.stem, out / f"{folder.stem}.png")
     return rows
+
+
+def correlate(client: shoal.Client, file: Path, names: Sequence[str], out: Path) -> None:
+    """Print and write what `shoal eval` prints for scored pairs."""
+    data = read_pairs(file)
+    print(f"{file.stem}: {len(data.scores):,} pairs", flush=True)
+    _publish(out / f"{file.stem}.json", report.pair_rows([compare_pairs(client, name, data, _ignore) for name in names], data))
+
+
+def _publish(path: Path, rows: Sequence[Row]) -> None:
+    path.write_text(json.dumps(rows, indent=1))
+    print(as_markdown(rows), flush=True)
+
+
+def _ignore(message: str) -> None:
+    return
 
 
 def as_markdown(rows: Sequence[Row]) -> str:

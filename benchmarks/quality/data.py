@@ -1,7 +1,7 @@
 """Writes the evaluation sets, in the forms that `shoal eval` reads. No judgement is invented.
 
 - lee: 50 news texts with the mean similarity that people gave each two (Lee, Pincombe and Welsh, 2005), in gensim's test data. Each
-  text is also a query with five grades, among 300 more news texts of the same source, which nobody judged.
+  text is also a query with five grades, among 100 more news texts of the same source, which nobody judged.
 - docstrings: the documentation of functions of networkx and SymPy. A query is the first sentence, its one relevant document is the
   rest of the same docstring. That is a known-item search: it compares models and formats with each other, not with published
   tables.
@@ -32,7 +32,8 @@ SOURCES: Final = (
     Wheel("sympy", "1.14.0", "e091cc3e99d2141a0ba2847328f5479b05d94a6635cb96148ccb3f34671bd8f5"),
 )
 MAX_DOCUMENTS: Final = 500
-MAX_BODY_CHARACTERS: Final = 500
+MAX_BODY_CHARACTERS: Final = 300
+MAX_UNJUDGED: Final = 100
 MIN_BODY_CHARACTERS: Final = 200
 SUMMARY_CHARACTERS: Final = range(30, 200)
 GRADES: Final = 5
@@ -51,7 +52,7 @@ def write_lee(folder: Path) -> tuple[Path, Path]:
     rows = [[float(cell) for cell in line.split("\t")] for line in table.splitlines()]
     documents = {f"lee-{number}": text for number, text in enumerate(texts)}
     queries = dict(documents)
-    documents |= {f"background-{number}": text for number, text in enumerate(others.splitlines())}
+    documents |= {f"background-{number}": text for number, text in enumerate(others.splitlines()[:MAX_UNJUDGED])}
     # The table has its upper half only; the texts are compared with each other in both directions.
     similar = {
         (one, two): rows[min(one, two)][max(one, two)] for one in range(len(texts)) for two in range(len(texts)) if one != two

