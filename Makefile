@@ -28,7 +28,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 QUIET := PYTHONWARNINGS=ignore::UserWarning
 
 .DEFAULT_GOAL := help
-.PHONY: help native telemetry-check dashboards chart demo example test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-writing bench-mixed bench-hostile bench-images bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean bench-edge edge-fuzz edge-idle console-check integrations
+.PHONY: help native telemetry-check dashboards chart demo example test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-writing bench-mixed bench-hostile bench-images bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean bench-edge eval-published edge-fuzz edge-idle console-check integrations
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -173,6 +173,9 @@ bench-lora: $(VENV)/.dev native ## Measure what LoRA adapters cost, one and eigh
 
 bench-swap: $(VENV)/.dev native ## Measure how long a model takes from disk and from host memory to its first vector
 	$(BIN)/python -m benchmarks.models.swap $(ARGS)
+
+eval-published: $(VENV)/.dev native ## Measure nDCG and Spearman of three real models in float32, bfloat16 and int8 (docs/evaluation.md)
+	$(BIN)/python -m benchmarks.quality $(ARGS)
 
 bench-plan: $(VENV)/.dev ## Measure how long a plan takes for many models and workers
 	$(BIN)/python -m benchmarks.scheduler.plan $(ARGS)

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import shoal
 from shoal.cli import main
+from shoal.cli.evaluation.data import Pairs
+from shoal.cli.evaluation.running import compare_pairs
 from typer.testing import CliRunner
 
 from services.local.settings import MINILM
@@ -71,3 +74,21 @@ def test_options_that_cannot_work_are_refused_before_the_work(arguments: list[st
     result = CliRunner().invoke(main.build(), command)
     assert result.exit_code == 2
     assert said in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("model", [MINILM, "random/bert-late"])
+def test_a_sentence_of_several_pairs_is_encoded_once(client: shoal.Client, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    sentences = ["a cat sleeps", "a kitten naps", "stocks fell in London"]
+    pairs = Pairs([sentences[0], sentences[0], sentences[2]], [sentences[1], sentences[2], sentences[1]], [3.0, 0.0, 0.0])
+    alone = [compare_pairs(client, model, Pairs([one], [two], [0.0]), str).similarities[0] for one, two in zip(pairs.first, pairs.second, strict=True)]
+    sent: list[str] = []
+    encode = client.encode
+
+    def recorded(model: str, items: list[str]) -> shoal.EncodeResult:
+        sent.extend(items)
+        return encode(model, items)
+
+    monkeypatch.setattr(client, "encode", recorded)
+    found = compare_pairs(client, model, pairs, str)
+    assert sorted(sent) == sorted(sentences)
+    assert found.similarities == pytest.approx(alone, abs=1e-5)

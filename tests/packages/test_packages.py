@@ -50,7 +50,7 @@ def test_packaged_weights_answer_as_their_reference(model: str, request: pytest.
     converted = tmp_path / "converted"
     directory = converted if write_converted(source, converted, _ignore) else source
     with served(tmp_path, model, directory) as client:
-        packaged.compare(client, model, source, directory)
+        print(f"{model}: {packaged.compare(client, model, source, directory)}")
 
 
 def test_a_wheel_with_another_digest_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

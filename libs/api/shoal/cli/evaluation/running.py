@@ -100,9 +100,12 @@ def compare_pairs(client: Client, model: str, data: Pairs, on_progress: OnProgre
     similarities: list[float] = []
     tokens = 0
     for begin in range(0, len(data.scores), BATCH_TEXTS):
-        sides = [client.encode(model, list(side[begin : begin + BATCH_TEXTS])) for side in (data.first, data.second)]
-        tokens += sum(side.usage.input_tokens for side in sides)
-        similarities += _pairwise(*sides)
+        first, second = data.first[begin : begin + BATCH_TEXTS], data.second[begin : begin + BATCH_TEXTS]
+        # Sets pair the same sentences again and again: each is encoded once.
+        places = {text: place for place, text in enumerate(dict.fromkeys((*first, *second)))}
+        encoded = client.encode(model, list(places))
+        tokens += encoded.usage.input_tokens
+        similarities += _similarities(encoded, [places[text] for text in first], [places[text] for text in second])
     return PairRun(model, similarities, tokens / (time.perf_counter() - started), _bytes(client, model))
 
 
@@ -128,19 +131,20 @@ def _scores(query: EncodeResult, documents: EncodeResult) -> npt.NDArray[Any]:
     return np.asarray([best[begin:end].max(0, initial=-1).sum() for begin, end in pairwise(theirs.offsets)])
 
 
-def _pairwise(first: EncodeResult, second: EncodeResult) -> Iterator[float]:
-    form = _form(first)
+def _similarities(encoded: EncodeResult, first: Sequence[int], second: Sequence[int]) -> Iterator[float]:
+    """The similarity of each two rows."""
+    form, places = _form(encoded), zip(first, second, strict=True)
     if form == "dense":
-        one, two = _rows(first), _rows(second)
-        products = (one * two).sum(-1) / np.maximum(np.linalg.norm(one, axis=-1) * np.linalg.norm(two, axis=-1), 1e-12)
-        yield from products.tolist()
+        rows = _rows(encoded)
+        rows = rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12)
+        yield from (rows[first] * rows[second]).sum(-1).tolist()
     elif form == "sparse":
-        for (columns, weights), (others, theirs) in zip(first.sparse, second.sparse, strict=True):
+        for (columns, weights), (others, theirs) in ((encoded.sparse[one], encoded.sparse[two]) for one, two in places):
             _, mine, yours = np.intersect1d(columns, others, return_indices=True)
             scale = float(np.linalg.norm(weights) * np.linalg.norm(theirs))
             yield float(weights[mine] @ theirs[yours]) / max(scale, 1e-12)
     else:
-        for tokens, other_tokens in zip(first.multi_vector, second.multi_vector, strict=True):
+        for tokens, other_tokens in ((encoded.multi_vector[one], encoded.multi_vector[two]) for one, two in places):
             yield float((tokens @ other_tokens.T).max(1, initial=-1).mean())
 
 
