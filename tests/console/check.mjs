@@ -228,6 +228,8 @@ const parts = {
     await has(page, "Cosine similarity");
     await record(page, "playground-encode");
     await shoot(page, "playground-encode-whole", { full: true });
+    // OpenAI's wire comes first.
+    assert.match(await page.locator(".snippets code").innerText(), /^curl -s \S+\/v1\/embeddings/);
     for (const kind of ["openai", "shoal", "grpcurl", "curl"]) {
       await page.getByRole("button", { name: kind, exact: true }).click();
       assert.match(await page.locator(".snippets code").innerText(), /BAAI/);
@@ -266,6 +268,172 @@ const parts = {
     await has(page, "The model could not be loaded");
     await record(page, "playground-failed");
     await page.close();
+  },
+
+  async chat() {
+    const page = await open("busy", "#/mesh");
+    await page.locator(".worker").first().waitFor();
+    await page.keyboard.press("g");
+    await page.keyboard.press("t");
+    await page.getByRole("heading", { name: "Chat" }).waitFor();
+    assert.equal(await page.getByLabel("Model", { exact: true }).inputValue(), "Qwen/Qwen3-0.6B");
+    await record(page, "chat-empty");
+    await page.getByLabel("System prompt").fill("You know all about fish.");
+    await page.getByLabel("Temperature").fill("0");
+    await page.getByLabel("Max tokens").fill("300");
+    const asked = page.waitForRequest((request) => request.url().endsWith("/v1/chat/completions"));
+    await page.getByLabel("Message", { exact: true }).fill("Why do fish swim in schools?");
+    await page.keyboard.press("Enter");
+    const sent = (await asked).postDataJSON();
+    assert.deepEqual([sent.stream, sent.temperature, sent.max_tokens, sent.messages[0].role, sent.messages.length], [true, 0, 300, "system", 2]);
+    // It appears while it is written.
+    await page.getByRole("button", { name: "Stop" }).waitFor();
+    await page.locator(".message.assistant .said", { hasText: "Herring turn" }).waitFor();
+    assert.ok(!(await page.locator(".message.assistant .said").innerText()).includes("thousands."), "it came at once");
+    await shoot(page, "chat-writing");
+    await page.locator(".numbers", { hasText: /^\d+ tokens · [\d.]+ tokens\/s · first after .* · 24 tokens read$/ }).waitFor();
+    // Text stays text.
+    assert.match(await page.locator(".message.assistant .said").innerText(), /<b>matches their heading<\/b>/);
+    assert.equal(await page.locator(".message b").count(), 0);
+    await page.getByLabel("Message", { exact: true }).fill("And <img src=x onerror=alert(1)> birds?");
+    await page.keyboard.press("Enter");
+    await page.locator(".message.assistant").nth(1).locator(".said", { hasText: "Herring turn" }).waitFor();
+    await page.getByRole("button", { name: "Stop" }).click();
+    await page.locator(".numbers", { hasText: /^about \d+ tokens .*stopped$/ }).waitFor();
+    assert.equal(await page.locator("img").count(), 0);
+    await record(page, "chat-busy");
+    // A conversation stays while another view is open, and its snippet has all of it.
+    await page.keyboard.press("Escape");
+    await page.evaluate(() => (location.hash = "#/mesh"));
+    await page.locator(".worker").first().waitFor();
+    await page.goBack();
+    await page.locator(".message").nth(3).waitFor();
+    assert.match(await page.locator(".snippets code").innerText(), /And <img src=x/);
+    // A schema is sent as one, and what is none is refused here.
+    await page.getByRole("button", { name: "New conversation" }).click();
+    await page.getByText("Answer by a JSON schema").click();
+    await page.getByLabel("JSON schema", { exact: true }).fill('{"type": "object", ');
+    await page.getByLabel("Message", { exact: true }).fill("Which fish?");
+    await has(page, "The schema is not JSON");
+    assert.ok(await page.getByRole("button", { name: "Send" }).isDisabled());
+    await page.getByLabel("JSON schema", { exact: true }).fill('{"type": "object", "properties": {"name": {"type": "string"}}}');
+    await page.getByRole("button", { name: "Send" }).click();
+    await page.locator(".said", { hasText: '{"name": "herring"}' }).waitFor();
+    // Bounds.
+    await page.getByLabel("Max tokens").fill("5000");
+    await page.getByLabel("Message", { exact: true }).fill("More?");
+    await has(page, "The longest answer is within 1 and 4,096 tokens.");
+    // A model that does not write is named as such, and an unknown one is the mesh's to refuse.
+    await page.getByLabel("Model", { exact: true }).fill("BAAI/bge-m3");
+    await has(page, "It does not write.");
+    await page.close();
+  },
+
+  async files() {
+    const PNG = Buffer.from("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==", "base64");
+    const png = (name, buffer = PNG) => ({ name, mimeType: "image/png", buffer });
+    const page = await open("busy", "#/playground?verb=encode&model=google%2Fsiglip2-base-patch16-224");
+    await page.getByLabel(/^Images/).setInputFiles([png("cat.png"), png("a dog's.png")]);
+    await counted(page, ".files li", 2);
+    const asked = page.waitForRequest((request) => request.url().includes("/v1/encode/"));
+    await page.getByRole("button", { name: "Run" }).click();
+    const sent = (await asked).postDataJSON();
+    assert.equal(sent.items[3].images[0].data, PNG.toString("base64"));
+    await page.locator(".heat th", { hasText: "a dog's.png" }).waitFor();
+    await record(page, "playground-images");
+    // Files are named in commands, and never with what stands in them.
+    for (const kind of ["curl", "openai", "shoal", "grpcurl"]) {
+      await page.getByRole("button", { name: kind, exact: true }).click();
+      const text = await page.locator(".snippets code").innerText();
+      assert.match(text, /cat\.png/);
+      assert.ok(!text.includes(PNG.toString("base64").slice(0, 40)));
+    }
+    // What is too large is refused before it is read.
+    await page.getByLabel(/^Images/).setInputFiles([png("large.png", Buffer.alloc((8 << 20) + 1))]);
+    await has(page, "large.png has 8 MiB: at most 8 MiB.");
+    await page.getByLabel(/^Images/).setInputFiles(Array.from({ length: 7 }, (_, at) => png(`${at}.png`)));
+    await has(page, "At most 8 files.");
+    await page.getByRole("button", { name: "Remove cat.png" }).click();
+    await counted(page, ".files li", 1);
+    // A model that reads pages is asked for their text.
+    await page.getByRole("button", { name: "Extract", exact: true }).click();
+    await page.getByLabel("Model", { exact: true }).fill("zai-org/GLM-OCR");
+    await page.getByRole("button", { name: "Text", exact: true }).waitFor();
+    await page.getByRole("button", { name: "Remove a dog's.png" }).click();
+    await has(page, "Choose a file.");
+    await page.getByLabel(/^Images and PDFs/).setInputFiles([{ name: "invoice.pdf", mimeType: "application/pdf", buffer: Buffer.from("%PDF-1.4\n%%EOF") }]);
+    const read = page.waitForRequest((request) => request.url().includes("/v1/extract/"));
+    await page.getByRole("button", { name: "Run" }).click();
+    const document = (await read).postDataJSON();
+    assert.deepEqual([document.items.length, document.items[0].document.format, document.params.options.task], [1, "pdf", "text"]);
+    await page.locator(".said", { hasText: "INVOICE 4711" }).waitFor();
+    await record(page, "playground-document");
+    // A schema.
+    await page.getByLabel("Model", { exact: true }).fill("fastino/gliner2-base-v1");
+    await page.getByRole("button", { name: "Structure" }).click();
+    await page.getByRole("button", { name: "Run" }).click();
+    await page.locator(".data", { hasText: "Warsaw" }).waitFor();
+    await record(page, "playground-structure");
+    await page.getByLabel(/^Schema/).fill("{");
+    await has(page, "The schema is not JSON");
+    // A model that only writes has no task here: the chat is where it is asked.
+    await page.getByLabel("Model", { exact: true }).fill("Qwen/Qwen3-0.6B");
+    await has(page, "This model does not extract.");
+    assert.equal(await page.locator("#task").count(), 0);
+    assert.ok(await page.getByRole("button", { name: "Run" }).isDisabled());
+    await record(page, "playground-writer");
+    await page.getByRole("link", { name: "open it in the chat" }).click();
+    await page.getByRole("heading", { name: "Chat" }).waitFor();
+    assert.equal(await page.getByLabel("Model", { exact: true }).inputValue(), "Qwen/Qwen3-0.6B");
+    await page.close();
+  },
+
+  async address() {
+    // The drawer is in the address, and the browser's way back closes it without touching the view.
+    const page = await open("busy", "#/models?q=nomic");
+    await page.getByRole("button", { name: "nomic-ai/" }).click();
+    const drawer = page.getByRole("dialog", { name: "nomic-ai/nomic-embed-text-v1.5" });
+    await drawer.waitFor();
+    await page.waitForURL(/open=nomic-ai/);
+    await page.goBack();
+    await drawer.waitFor({ state: "detached" });
+    assert.equal(await page.getByLabel("Search models").inputValue(), "nomic");
+    await page.goForward();
+    await drawer.waitFor();
+    await page.keyboard.press("Escape");
+    await drawer.waitFor({ state: "detached" });
+    assert.doesNotMatch(page.url(), /open=/);
+    // Views, too.
+    await page.getByRole("link", { name: "Playground" }).click();
+    await page.getByRole("heading", { name: "Playground" }).waitFor();
+    await page.goBack();
+    await page.getByRole("heading", { name: "Models" }).waitFor();
+    assert.equal(await page.getByLabel("Search models").inputValue(), "nomic");
+    await page.close();
+    // An address that was sent opens the drawer, and closing it leaves the view. Nothing moves when "Why" arrives.
+    const other = await context.newPage();
+    await other.setViewportSize(WIDE);
+    await other.addInitScript(() => {
+      globalThis.shifts = [];
+      new PerformanceObserver((list) => globalThis.shifts.push(...list.getEntries().map((one) => one.value))).observe({ type: "layout-shift", buffered: true });
+    });
+    await other.route("**/console/act", async (route) => [await new Promise((resolve) => setTimeout(resolve, 1500)), await route.continue()]);
+    await other.goto(`${urls.busy}/#/models?open=BAAI%2Fbge-m3`);
+    const sent = other.getByRole("dialog", { name: "BAAI/bge-m3" });
+    await sent.getByText("Asking the router").waitFor();
+    await other.evaluate(() => (globalThis.shifts.length = 0));
+    await sent.getByText("4,200 tokens wait").first().waitFor();
+    await other.waitForTimeout(300);
+    assert.deepEqual(await other.evaluate(() => globalThis.shifts), []);
+    await sent.getByRole("link", { name: "Try it" }).click();
+    await other.getByRole("heading", { name: "Playground" }).waitFor();
+    await sent.waitFor({ state: "detached" });
+    await other.goBack();
+    await sent.waitFor();
+    await other.keyboard.press("Escape");
+    await sent.waitFor({ state: "detached" });
+    await other.getByRole("heading", { name: "Models" }).waitFor();
+    await other.close();
   },
 
   async failing() {

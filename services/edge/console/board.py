@@ -160,6 +160,7 @@ def model_content(model: models_pb2.Model) -> dict[str, Any]:
             "pools": list(card.pools),
             "open_labels": card.open_labels,
             "given_entities": card.given_entities,
+            "inputs": [_word(models_pb2.InputKind, kind, "INPUT_KIND_") for kind in card.inputs],
         }
     return content
 

@@ -1,9 +1,9 @@
 // What the mesh does now.
 
-import { html, useRef, useState } from "./vendor/htm-preact.js";
-import { useMesh } from "./mesh.js";
-import { Bar, Chip, Empty, Line, Memory } from "./parts.js";
-import { bytes, clock, number, plural, seconds, share, short } from "./text.js";
+import { html, useRef, useState } from "../vendor/htm-preact.js";
+import { useMesh } from "../mesh.js";
+import { Bar, Chip, Empty, Line, Memory } from "../parts.js";
+import { bytes, clock, number, plural, seconds, share, short } from "../text.js";
 
 export function MeshView({ open }) {
   const mesh = useMesh();
