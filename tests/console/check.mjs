@@ -69,7 +69,12 @@ async function record(page, name) {
   await page.setViewportSize(PHONE);
   await page.waitForTimeout(120);
   const over = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
-  if (over > 0) faults.push(`${name} is ${over} px wider than a phone`);
+  if (over > 0) {
+    const wide = await page.evaluate(() =>
+      [...document.querySelectorAll("body *")].filter((one) => one.getBoundingClientRect().right > innerWidth + 1).slice(0, 4).map((one) => `${one.tagName} ${one.className}`),
+    );
+    faults.push(`${name} is ${over} px wider than a phone: ${wide.join(", ")}`);
+  }
   await inspect(page, `${name} phone`);
   await shoot(page, `${name}-phone-dark`);
   await page.emulateMedia({ colorScheme: "light", reducedMotion: "reduce" });
@@ -415,12 +420,14 @@ const parts = {
     await other.setViewportSize(WIDE);
     await other.addInitScript(() => {
       globalThis.shifts = [];
-      new PerformanceObserver((list) => globalThis.shifts.push(...list.getEntries().map((one) => one.value))).observe({ type: "layout-shift", buffered: true });
+      new PerformanceObserver((list) => globalThis.shifts.push(...list.getEntries().flatMap((one) => one.sources.map(({ node }) => node?.outerHTML?.slice(0, 160) ?? node?.nodeName)))).observe({ type: "layout-shift", buffered: true });
     });
     await other.route("**/console/act", async (route) => [await new Promise((resolve) => setTimeout(resolve, 1500)), await route.continue()]);
     await other.goto(`${urls.busy}/#/models?open=BAAI%2Fbge-m3`);
     const sent = other.getByRole("dialog", { name: "BAAI/bge-m3" });
     await sent.getByText("Asking the router").waitFor();
+    await other.locator(".status", { hasText: "live" }).waitFor();
+    await other.waitForTimeout(200);
     await other.evaluate(() => (globalThis.shifts.length = 0));
     await sent.getByText("4,200 tokens wait").first().waitFor();
     await other.waitForTimeout(300);

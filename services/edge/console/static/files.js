@@ -52,7 +52,7 @@ export function Files({ files, takes, onChange }) {
   const accept = [takes.includes("image") && "image/*", takes.includes("document") && "application/pdf,.pdf"].filter(Boolean).join(",");
   const what = takes.length > 1 ? "Images and PDFs" : takes[0] === "image" ? "Images" : "PDFs";
   return html`<div class="files">
-    <label class="field"><span>${what} <em>at most ${MAX_FILES} of ${bytes(MAX_FILE_BYTES)}</em></span><input type="file" multiple accept=${accept} onChange=${add} /></label>
+    <label class="field"><span>${what} <em>at most ${MAX_FILES}, ${bytes(MAX_FILE_BYTES)} each</em></span><input type="file" multiple accept=${accept} onChange=${add} /></label>
     ${wrong && html`<p class="small bad" role="alert">${wrong}</p>`}
     ${files.length > 0 &&
     html`<ul>

@@ -52,7 +52,7 @@ function Dense({ texts, rows }) {
   return html`<section>
     <h2>${rows.length > 1 ? "Cosine similarity" : "Vector"}</h2>
     ${rows.length > 1 &&
-    html`<div class="scroll"><table class="heat">
+    html`<div class="scroll" tabindex="0" role="region" aria-label="Cosine similarity"><table class="heat">
       <caption class="hidden">Cosine similarity of each text to each other</caption>
       <thead><tr><td></td>${texts.map((text, at) => html`<th key=${at} scope="col" title=${text}>${at + 1}</th>`)}</tr></thead>
       <tbody>
@@ -181,7 +181,7 @@ function Data({ data }) {
 }
 
 function Regions({ name, objects }) {
-  return html`<h2>${name}</h2><div class="scroll"><table class="relations">
+  return html`<h2>${name}</h2><div class="scroll" tabindex="0" role="region" aria-label="What was found"><table class="relations">
     <thead><tr><th>Label</th><th>Left, top, right, bottom</th><th class="n">Score</th></tr></thead>
     <tbody>${objects.slice(0, 100).map((one, at) => html`<tr key=${at}><td>${one.label}</td><td class="muted">${one.bbox.map(Math.round).join(", ")}</td><td class="n">${one.score.toFixed(2)}</td></tr>`)}</tbody>
   </table></div>`;
@@ -218,7 +218,7 @@ function Classes({ text, classes }) {
 }
 
 function Relations({ relations }) {
-  return html`<div class="scroll"><table class="relations">
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="What was found"><table class="relations">
     <thead><tr><th>From</th><th>Relation</th><th>To</th><th class="n">Score</th></tr></thead>
     <tbody>${relations.map((one, at) => html`<tr key=${at}><td>${one.head}</td><td class="muted">${one.relation}</td><td>${one.tail}</td><td class="n">${one.score.toFixed(2)}</td></tr>`)}</tbody>
   </table></div>`;

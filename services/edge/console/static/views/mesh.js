@@ -66,7 +66,7 @@ function Lanes({ lanes, open }) {
     <header><h2 id="lanes">Lanes</h2><span class="muted">${lanes.length ? "oldest first" : ""}</span></header>
     ${!lanes.length
       ? html`<${Empty} heading="No lane has work yet">A lane appears with the first request for a model. Try one in the <a href="#/playground">playground</a>.<//>`
-      : html`<div class="scroll"><table class="lanes">
+      : html`<div class="scroll" tabindex="0" role="region" aria-label="Lanes"><table class="lanes">
           <thead><tr><th>Model</th><th class="load">Waiting, at work</th><th class="n">Tokens</th><th class="n">Oldest</th><th class="n">Done/s</th><th class="n">Lost</th></tr></thead>
           <tbody>
             ${shown.map(
