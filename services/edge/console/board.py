@@ -17,6 +17,8 @@ from shoal.v1 import inference_pb2, mesh_pb2, models_pb2
 from services.edge.console.changes import Change, changes
 
 EVENTS: Final = 200
+EVENT_CHARACTERS: Final = 1_000
+"""Of an event's text, which may repeat a worker's error."""
 _GONE: Final = 2_000
 """So many removed entries are remembered; a page that is further behind gets everything anew."""
 _LABELS: Final = 32
@@ -113,7 +115,7 @@ class Board:
         return told
 
     def _note(self, change: Change, now: float) -> None:
-        event = {"at": round(now, 3), "tone": change.tone, "text": change.text, "model": change.model, "worker": change.worker}
+        event = {"at": round(now, 3), "tone": change.tone, "text": change.text[:EVENT_CHARACTERS], "model": change.model, "worker": change.worker}
         self._events.append((self.number, event))
 
 
