@@ -121,6 +121,26 @@ async function scroll(page) {
   await page.evaluate(() => window.scrollTo(0, 0));
 }
 
+function lastHour() {
+  const now = Date.now() / 1000;
+  const slots = Array.from({ length: 360 }, (_, at) => at);
+  const bad = (at) => at > 200 && at < 225;
+  const wave = (at) => 1 + 0.4 * Math.sin(at / 17) + 0.1 * Math.sin(at * 3.7);
+  const requests = slots.slice(0, 200).map((at) => ({
+    at: now - at * 3, id: `request-${at}`, route: at % 3 ? "/v1/embeddings" : "/v1/chat/completions", verb: at % 3 ? "encode" : "write",
+    model: at % 3 ? "BAAI/bge-m3" : "Qwen/Qwen3-0.6B", status: at % 17 === 4 ? 503 : 200, reason: at % 17 === 4 ? "NO_CAPACITY" : "",
+    ms: 20 + (at % 7) * 9, input_tokens: 31 * at, output_tokens: at % 3 ? 0 : 44,
+    stages: at % 17 === 4 ? {} : { queue: 2.1, prepare: 0.4, wait: 1.2, forward: 12.6, finish: 0.3, total: 18 },
+  }));
+  const steps = {
+    requests: slots.map((at) => Math.round(420 * wave(at) * (bad(at) ? 0.4 : 1))), refused: slots.map((at) => (at % 50 ? 0 : 9)), failed: slots.map((at) => (bad(at) ? 130 : 0)),
+    input_tokens: slots.map((at) => Math.round(91_000 * wave(at))), output_tokens: slots.map((at) => Math.round(8_000 * wave(at + 9))),
+    queued: slots.map((at) => (at < 60 ? null : bad(at) ? 800 + 9 * at : Math.round(20 * wave(at)))),
+    p50: slots.map((at) => 14 * wave(at) * (bad(at) ? 6 : 1)), p99: slots.map((at) => 61 * wave(at + 3) * (bad(at) ? 9 : 1)),
+  };
+  return { step_seconds: 10, first: now - 3600, now, steps, requests };
+}
+
 const parts = {
   async empty() {
     const page = await open("empty", "", { allows: ["503"] });
@@ -391,6 +411,51 @@ const parts = {
     await page.getByRole("heading", { name: "Chat" }).waitFor();
     assert.equal(await page.getByLabel("Model", { exact: true }).inputValue(), "Qwen/Qwen3-0.6B");
     await page.close();
+  },
+
+  async history() {
+    const page = await open("busy", "#/playground?verb=encode&model=BAAI%2Fbge-m3", { allows: ["502"] });
+    for (const name of ["BAAI/bge-m3", "BAAI/bge-m3", "jinaai/jina-embeddings-v2-base-code"]) {
+      await page.getByLabel("Model", { exact: true }).fill(name);
+      const answered = page.waitForResponse((response) => response.url().includes("/v1/encode/"));
+      await page.getByRole("button", { name: "Run" }).click();
+      await answered;
+    }
+    await page.getByRole("link", { name: "History" }).click();
+    await page.locator(".requests tr", { hasText: "BAAI/bge-m3" }).first().waitFor();
+    await counted(page, ".charts .chart", 4);
+    assert.match(await page.getByRole("img", { name: /^Latency over the last hour: p50 now/ }).getAttribute("aria-label"), /at most [\d.]+ m?s/);
+    assert.match(await page.getByRole("img", { name: /^Jobs waiting/ }).getAttribute("aria-label"), /queue now \d/);
+    assert.ok((await page.locator(".requests tr", { hasText: "BAAI/bge-m3" }).first().locator(".stack i").count()) >= 6);
+    await page.locator(".requests tr", { hasText: "MODEL_LOAD_FAILED" }).first().waitFor();
+    await page.locator(".plot svg").first().hover({ position: { x: 5, y: 30 } });
+    await record(page, "history-busy");
+    await page.getByLabel("Errors only").check();
+    await page.locator(".requests tr", { hasText: "BAAI/bge-m3" }).first().waitFor({ state: "detached" });
+    // Nothing that a user wrote is in it.
+    const told = await page.evaluate(async () => (await fetch("/console/history", { headers: { "x-shoal-console": "1" } })).text());
+    assert.ok(told.includes("BAAI/bge-m3") && !told.includes("herring"));
+    await page.getByRole("button", { name: "jinaai/" }).first().click();
+    await page.getByRole("dialog", { name: "jinaai/jina-embeddings-v2-base-code" }).waitFor();
+    await page.goBack();
+    await page.getByRole("dialog").waitFor({ state: "detached" });
+    assert.ok(await page.getByLabel("Errors only").isChecked());
+    await page.close();
+    // A whole hour, with a while in which nobody knew the queue and an incident in it.
+    const hour = await open("busy", "#/mesh");
+    await hour.route("**/console/history", (route) => route.fulfill({ json: lastHour() }));
+    await hour.getByRole("link", { name: "History" }).click();
+    await counted(hour, ".requests tbody tr", 50);
+    await hour.getByRole("button", { name: "Show all 200" }).click();
+    await counted(hour, ".requests tbody tr", 200);
+    await hour.getByRole("button", { name: "Show fewer" }).click();
+    await hour.locator(".plot svg").first().hover({ position: { x: 340, y: 60 } });
+    await record(hour, "history-hour");
+    await hour.close();
+    const empty = await open("empty", "#/history");
+    await has(empty, "No request has come through this edge since it began.");
+    await record(empty, "history-empty");
+    await empty.close();
   },
 
   async address() {

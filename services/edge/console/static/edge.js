@@ -102,3 +102,6 @@ export async function chat(body, take, signal) {
   }
   throw new Failure("NO_EDGE", "The connection to the edge was cut before the answer was whole.", "", requestId);
 }
+
+// The last hour and the last requests through this edge.
+export const past = async () => (await send("/console/history")).json();

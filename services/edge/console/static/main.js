@@ -6,20 +6,23 @@ import { follow, useMesh } from "./mesh.js";
 import { Dialog, Icon, Notices } from "./parts.js";
 import { cure, seconds, sentence, title } from "./text.js";
 import { ChatView } from "./views/chat.js";
+import { HistoryView } from "./views/history.js";
 import { MeshView } from "./views/mesh.js";
 import { ModelDrawer, ModelsView } from "./views/models.js";
 import { PlaygroundView } from "./views/playground.js";
 
-const VIEWS = [["mesh", "Mesh", MeshView], ["models", "Models", ModelsView], ["playground", "Playground", PlaygroundView], ["chat", "Chat", ChatView]];
-// Views that need no look at the mesh.
+const VIEWS = [["mesh", "Mesh", MeshView], ["history", "History", HistoryView], ["models", "Models", ModelsView], ["playground", "Playground", PlaygroundView], ["chat", "Chat", ChatView]];
+// Views that are for admins alone, and those that need no look at the mesh.
+const NEEDS_ADMIN = ["mesh", "history"];
 const TRIES = ["playground", "chat"];
 const THEMES = [["", "system", "the system's"], ["light", "sun", "light"], ["dark", "moon", "dark"]];
 // Failures of the way to the mesh, whose titles fit above all views.
 const OURS = ["CANNOT_CONNECT", "NO_EDGE", "UNAUTHENTICATED", "PERMISSION_DENIED"];
-const GOES = { gm: "mesh", gc: "models", gp: "playground", gt: "chat" };
+const GOES = { gm: "mesh", gh: "history", gc: "models", gp: "playground", gt: "chat" };
 const KEYS = [
   ["/", "Search"],
   ["g m", "Mesh"],
+  ["g h", "History"],
   ["g c", "Models (the catalogue)"],
   ["g p", "Playground"],
   ["g t", "Chat (talk)"],
@@ -166,7 +169,7 @@ function Page() {
       ${isRefused && html`<button class="primary" onClick=${() => setAsksToken(true)}>Enter a token</button>`}
     </div>`}
     <main id="main" tabindex="-1" class=${mesh.status === "lost" && mesh.seen ? "old" : ""}>
-      ${where.view === "mesh" && isRefused
+      ${NEEDS_ADMIN.includes(where.view) && isRefused
         ? html`<div class="view"><section class="card"><div class="empty"><h1>The mesh is not shown without the role admin</h1>
             <p>${cure("PERMISSION_DENIED")}</p></div></section></div>`
         : !TRIES.includes(where.view) && mesh.status === "connecting"

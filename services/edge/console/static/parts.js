@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { act } from "./edge.js";
-import { STATES, MEANING, bytes, cure, sentence, share, title } from "./text.js";
+import { STATES, MEANING, bytes, clock, cure, sentence, share, title } from "./text.js";
 
 export const Icon = ({ name }) => html`<svg class="icon" viewBox="0 0 20 20" aria-hidden="true"><path d=${ICONS[name]} /></svg>`;
 
@@ -74,6 +74,28 @@ export function Line({ values, width = 160, height = 36, label }) {
     <path class="base" d="M0 ${height - 1}H${width}" />
     ${points.length > 1 && html`<path class="under" d=${`M${begin.toFixed(1)},${height - 1} L${points.join(" ")} L${width},${height - 1}Z`} /><polyline points=${points.join(" ")} />`}
   </svg>`;
+}
+
+// The model by the last part of its name, which is what can be read in a narrow column; its place in the sentence stays.
+function shortened({ text, model }) {
+  const at = model ? text.indexOf(model) : -1;
+  return at < 0 ? text : html`${text.slice(0, at)}<b>${model.slice(model.lastIndexOf("/") + 1)}</b>${text.slice(at + model.length)}`;
+}
+
+export function Events({ events, open }) {
+  return html`<section class="card" aria-labelledby="events">
+    <header><h2 id="events">Events</h2><span class="muted">${events.length ? "open one for the reason" : ""}</span></header>
+    ${!events.length
+      ? html`<p class="muted pad">No events yet. Model loads, evictions and lost workers appear here.</p>`
+      : html`<ol class="events" tabindex="0" aria-label="Events, latest first">
+          ${events.map((event, at) => {
+            const body = html`<time>${clock(event.at)}</time><i class="key ${event.tone}"></i><span>${shortened(event)}</span>`;
+            return html`<li key=${`${event.at} ${event.text} ${events.length - at}`}>
+              ${event.model ? html`<button title=${event.model} onClick=${() => open(event.model)}>${body}</button>` : html`<div>${body}</div>`}
+            </li>`;
+          })}
+        </ol>`}
+  </section>`;
 }
 
 // A dialog of the browser's own: it keeps the focus, Escape closes it, and the focus goes back to where it was.

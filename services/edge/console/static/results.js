@@ -5,7 +5,7 @@ import { Bar } from "./parts.js";
 import { milliseconds, number, plural } from "./text.js";
 
 const STAGES = ["queue", "prepare", "wait", "forward", "finish"];
-const STAGE_WORDS = {
+export const STAGE_WORDS = {
   queue: "in the lane",
   prepare: "tokenising",
   wait: "for a batch and the device",

@@ -2,8 +2,8 @@
 
 import { html, useRef, useState } from "../vendor/htm-preact.js";
 import { useMesh } from "../mesh.js";
-import { Bar, Chip, Empty, Line, Memory } from "../parts.js";
-import { bytes, clock, number, plural, seconds, share, short } from "../text.js";
+import { Bar, Chip, Empty, Events, Line, Memory } from "../parts.js";
+import { bytes, number, plural, seconds, share, short } from "../text.js";
 
 export function MeshView({ open }) {
   const mesh = useMesh();
@@ -182,28 +182,6 @@ function Pools({ pools, workers, scheduler }) {
         ? html`<span class="muted">Scheduler</span> ${scheduler.id} <span class="muted">planned ${seconds(scheduler.age)} ago</span>`
         : html`<span class="muted">No scheduler leads: workers claim models by themselves.</span>`}
     </p>
-  </section>`;
-}
-
-// The model by the last part of its name, which is what can be read in a narrow column; its place in the sentence stays.
-function told({ text, model }) {
-  const at = model ? text.indexOf(model) : -1;
-  return at < 0 ? text : html`${text.slice(0, at)}<b>${model.slice(model.lastIndexOf("/") + 1)}</b>${text.slice(at + model.length)}`;
-}
-
-function Events({ events, open }) {
-  return html`<section class="card" aria-labelledby="events">
-    <header><h2 id="events">Events</h2><span class="muted">${events.length ? "open one for the reason" : ""}</span></header>
-    ${!events.length
-      ? html`<p class="muted pad">Nothing has happened while somebody looked: loads, evictions and lost workers appear here.</p>`
-      : html`<ol class="events" tabindex="0" aria-label="Events, latest first">
-          ${events.map((event, at) => {
-            const body = html`<time>${clock(event.at)}</time><i class="key ${event.tone}"></i><span>${told(event)}</span>`;
-            return html`<li key=${`${event.at} ${event.text} ${events.length - at}`}>
-              ${event.model ? html`<button title=${event.model} onClick=${() => open(event.model)}>${body}</button>` : html`<div>${body}</div>`}
-            </li>`;
-          })}
-        </ol>`}
   </section>`;
 }
 
