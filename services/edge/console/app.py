@@ -92,7 +92,7 @@ class Console:
         self._intake = intake
         self._files = Files()
         self._history = history or History(time.time())
-        self.hub = hub or Hub(routers.watch, routers.may_watch, self._see)
+        self.hub = hub or Hub(routers.watch, routers.may_watch, self._see, lambda: state.is_guarded)
         self._about = {"version": VERSION, "routers": sorted(addresses), "digest": self._files.digest}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

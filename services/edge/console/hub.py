@@ -1,8 +1,8 @@
 """One WatchMesh for all pages that look on, and, while there is none, one of the edge's own for events and the queue's history.
 
 The watch goes on in the name of a page that is there now, and every page's own credential is checked when it comes and once a
-minute, so nobody sees the mesh by another's right. Without a page the edge watches in its own name, every ten seconds: where routers
-let only admins look, it is refused, and what happens while no page is open is not known.
+minute, so nobody sees the mesh by another's right. Without a page the edge watches in its own name, every ten seconds, where routers
+ask for no credential. Where they do, it asks them nothing, and what happens while no page is open is not known.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ FIRST_PAUSE_SECONDS: Final = 0.5
 LONGEST_PAUSE_SECONDS: Final = 10.0
 WATCH_SECONDS: Final = 1.0
 """Between two looks at the mesh while there is a page; else STEP_SECONDS."""
-REFUSED_PAUSE_SECONDS: Final = 300.0
-"""Between two tries of the edge to watch in its own name, which is refused."""
+ALONE_PAUSE_SECONDS: Final = 30.0
+"""Between two looks whether the edge may watch in its own name."""
 REFUSED: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 
 Watch = Callable[[Metadata, float], AsyncGenerator[mesh_pb2.WatchMeshResponse]]
@@ -54,12 +54,19 @@ class _Page:
 
 class Hub:
     """`watch` opens WatchMesh, `allow` asks a router whether a caller may; both raise ShoalError. `see` is given each look at the
-    mesh, and the time since 1970."""
+    mesh, and the time since 1970. `may_watch_alone`: whether routers ask for no credential, as far as is known."""
 
-    def __init__(self, watch: Watch, allow: Allow, see: See = lambda mesh, now: None) -> None:
+    def __init__(
+        self,
+        watch: Watch,
+        allow: Allow,
+        see: See = lambda mesh, now: None,
+        may_watch_alone: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._watch = watch
         self._allow = allow
         self._see = see
+        self._may_watch_alone = may_watch_alone
         # The state: what is shown, the pages in the order in which they came, the task that watches and the page in whose name it
         # does (None: the edge's own), whether it watches without pages, and whether the edge drains.
         self._board = Board()
@@ -154,6 +161,10 @@ class Hub:
         while True:
             page = next((one for one in self._pages if one.refusal is None), None)
             self._watcher = page
+            if page is None and not self._may_watch_alone():
+                self._board.rest()
+                await asyncio.sleep(ALONE_PAUSE_SECONDS)
+                continue
             metadata = page.metadata if page is not None else (("x-request-id", new_request_id()),)
             interval = WATCH_SECONDS if page is not None else STEP_SECONDS
             try:
@@ -165,15 +176,12 @@ class Hub:
                         self._tell()
                         pause = FIRST_PAUSE_SECONDS
             except ShoalError as error:
-                if error.code in REFUSED and page is None:
-                    self._board.rest()
-                    await asyncio.sleep(REFUSED_PAUSE_SECONDS)
-                    continue
                 if error.code in REFUSED and page is not None:
                     page.refusal = Problem(error.reason, error.message)
                     page.news.set()
                     continue
                 self._board.fail(error.reason, error.message)
+                pause = max(pause, ALONE_PAUSE_SECONDS if error.code in REFUSED else 0.0)
             except Exception:
                 log.exception("the watch of the mesh failed")
                 self._board.fail("INTERNAL", "the mesh could not be shown: the edge's log says why")
