@@ -171,6 +171,14 @@ const parts = {
     await page.waitForFunction((least) => document.querySelector(".figure.wide polyline")?.points.length >= least, SHORT ? 2 : 6);
     await record(page, "mesh-busy");
     await shoot(page, "mesh-busy-whole", { full: true });
+    // Words are explained, and what nothing can scale is no alarm: this mesh has processes of shoal up.
+    await page.getByText("What waiting, leased, expired and dead mean").click();
+    for (const word of ["waiting", "leased", "expired", "dead"]) await page.locator(".words dt", { hasText: new RegExp(`^${word}$`) }).waitFor();
+    await page.locator(".pools tr", { hasText: "l4" }).waitFor();
+    assert.match(await page.locator(".pools tr", { hasText: "l4" }).innerText(), /l4\s+2\s+4/);
+    assert.equal(await page.locator(".pools .warn").count(), 0);
+    await has(page, "Nothing starts workers here");
+    await record(page, "mesh-words");
     // Shortcuts of two keys, with the page drawn anew between them.
     await page.keyboard.press("g");
     await page.waitForTimeout(SHORT ? 150 : 700);
@@ -539,6 +547,11 @@ const parts = {
     await page.getByRole("button", { name: "Show all" }).click();
     await page.getByRole("button", { name: /^Warm/ }).click();
     await page.getByText("200 of 1,000").waitFor();
+    await page.getByText("What the states mean").click();
+    for (const word of ["Warm", "Cold"]) await page.locator(".words dt", { hasText: new RegExp(`^${word}$`) }).waitFor();
+    await record(page, "models-words");
+    await page.getByText("What the states mean").click();
+    // Here an autoscaler is asked, so what is missing is marked.
     // By keyboard to the last row and back.
     await page.locator(".window button").first().focus();
     await page.keyboard.press("End");

@@ -29,6 +29,12 @@ export function State({ state, quiet }) {
   return html`<span class="state ${tone}" title=${quiet ? undefined : MEANING[state]}><i></i>${word}</span>`;
 }
 
+// What words on the page mean: [[word, meaning]], folded until it is asked for.
+export function Words({ words, label = "What the words mean" }) {
+  return html`<details class="words"><summary>${label}</summary>
+    <dl>${words.map(([word, meaning]) => html`<div key=${word}><dt>${word}</dt><dd>${meaning}</dd></div>`)}</dl></details>`;
+}
+
 export const Chip = ({ children, tone = "" }) => html`<span class="chip ${tone}">${children}</span>`;
 
 export function Empty({ heading, children, action }) {

@@ -4,8 +4,8 @@ import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../
 import { tryAddress } from "../cards.js";
 import { act } from "../edge.js";
 import { mesh as known, useMesh } from "../mesh.js";
-import { Chip, Confirm, Dialog, Empty, Icon, Problem, State } from "../parts.js";
-import { STATES, bytes, number, plural, seconds, sentence, short } from "../text.js";
+import { Chip, Confirm, Dialog, Empty, Icon, Problem, State, Words } from "../parts.js";
+import { MEANING, STATES, bytes, number, plural, seconds, sentence, short } from "../text.js";
 
 const ROW = 56;
 const AROUND = 6;
@@ -71,7 +71,7 @@ export function ModelsView({ query, go, open }) {
         ? html`<section class="card"><${Empty} heading="No model matches"
             action=${html`<button onClick=${reset}>Show all</button>${/^[^\s/]+\/[^\s/]+$/.test(text) && html`<button class="primary" onClick=${() => setAsked(text)}>Load ${text}</button>`}`}>
             A model that no worker knows can be loaded by its whole name, <code>org/name</code>.<//></section>`
-        : html`<${Rows} models=${shown} open=${open} />`}
+        : html`<${Words} words=${ORDER.map((one) => [STATES[one][0], MEANING[one]])} label="What the states mean" /><${Rows} models=${shown} open=${open} />`}
     ${asked !== null && (asked ? html`<${Confirm} action="load" model=${asked} pools=${pools()} onClose=${() => setAsked(null)} />` : html`<${ByName} onClose=${() => setAsked(null)} />`)}
   </div>`;
 }
