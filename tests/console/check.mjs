@@ -256,6 +256,11 @@ const parts = {
   },
 
   async playground() {
+    // The model in use comes first: that of the lane with the most jobs, and not the first by name.
+    const first = await open("busy", "#/playground");
+    await first.locator(".status", { hasText: "live" }).waitFor();
+    await first.waitForFunction(() => document.getElementById("search").value === "colbert-ir/colbertv2.0");
+    await first.close();
     const page = await open("busy", "#/playground?verb=encode&model=BAAI%2Fbge-m3", { allows: ["502"] });
     await page.getByRole("button", { name: "Run" }).click();
     await has(page, "Cosine similarity");

@@ -436,6 +436,7 @@ def busy() -> FakeMesh:
             queued_tokens=9_200 - 1_700 * at,
             leased_tokens=6_000,
             done_jobs=18_000 + 77 * at,
+            enqueued_jobs=18_100 + 77 * at,
             expired_jobs=at % 3,
             dead_jobs=1 if at == 4 else 0,
             oldest_seconds=max(0.0, 0.9 - at / 5),

@@ -176,8 +176,10 @@ function Read({ name, item }) {
     ${(item.pages || []).map((one) => html`<div key=${one.page}><p class="small muted">page ${one.page}${one.is_text_layer ? ", its text layer" : ""}</p><p class="said">${one.text}</p></div>`)}`;
 }
 
+const rounded = (key, value) => (typeof value === "number" ? Number(value.toFixed(4)) : value);
+
 function Data({ data }) {
-  return html`<h2>By the schema</h2><pre class="data" tabindex="0" aria-label="What was found by the schema"><code>${JSON.stringify(data, null, 2)}</code></pre>`;
+  return html`<h2>By the schema</h2><pre class="data" tabindex="0" aria-label="What was found by the schema"><code>${JSON.stringify(data, rounded, 2)}</code></pre>`;
 }
 
 function Regions({ name, objects }) {

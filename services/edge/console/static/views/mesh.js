@@ -85,7 +85,7 @@ function Lanes({ lanes, open }) {
                 <td class="n" title="${number(lane.queued_tokens)} wait, ${number(lane.leased_tokens)} leased">${short(lane.queued_tokens + lane.leased_tokens)}</td>
                 <td class="n ${lane.oldest > 10 ? "bad" : ""}">${lane.oldest ? seconds(lane.oldest) : "–"}</td>
                 <td class="n">${lane.rate ? short(lane.rate) : "–"}</td>
-                <td class="n ${lane.dead ? "bad" : ""}" title="${number(lane.expired)} expired, ${number(lane.dead)} dead, ${number(lane.cancelled)} cancelled">
+                <td class="n ${lane.dead ? "bad" : ""} ${lane.expired + lane.dead ? "" : "none"}" title="${number(lane.expired)} expired, ${number(lane.dead)} dead, ${number(lane.cancelled)} cancelled">
                   ${lane.expired + lane.dead ? `${number(lane.expired)}, ${number(lane.dead)}` : "–"}
                 </td>
               </tr>`,

@@ -155,11 +155,13 @@ export function PlaygroundView({ query, go }) {
         html`<div class="field"><span id="task">Task</span><div class="segments small tasks" role="group" aria-labelledby="task">
           ${tasks.map((one) => html`<button type="button" key=${one} aria-pressed=${doing === one} onClick=${() => setTask(one)}>${TASK_WORDS[one]}</button>`)}
         </div></div>`}
-        ${readsText &&
+        ${isFitting &&
+        readsText &&
         html`<label class="field"><span>${verb === "score" ? "Documents" : "Texts"} <em>one a line</em></span>
           <textarea rows=${verb === "extract" ? 4 : 6} maxlength=${MAX_TEXT} value=${written[verb]} onInput=${(event) => setWritten({ ...written, [verb]: event.target.value })}></textarea></label>`}
-        ${fileKinds.length > 0 && html`<${Files} files=${files} takes=${fileKinds} onChange=${setFiles} />`}
-        ${verb === "extract" &&
+        ${isFitting && fileKinds.length > 0 && html`<${Files} files=${files} takes=${fileKinds} onChange=${setFiles} />`}
+        ${isFitting &&
+        verb === "extract" &&
         html`${HAS_LABELS.includes(doing) &&
           html`<label class="field"><span>${doing === "relations" ? "Relations" : "Labels"} <em>with commas</em></span>
             <input maxlength=${MAX_LINE} value=${labels[doing]} onInput=${(event) => setLabels({ ...labels, [doing]: event.target.value })} /></label>`}
@@ -210,7 +212,7 @@ export function PlaygroundView({ query, go }) {
                 ? html`<${Empty} heading="There is no model to try">No worker has reported one. Write the name of any that a store has, or look under <a href="#/mesh">Mesh</a> whether workers run.<//>`
                 : html`<${Empty} heading="Run it to see the answer">${{ encode: "Vectors are compared with each other.", score: "Documents are ranked by how well they answer the query.", extract: "What is found is marked in the text." }[verb]}<//>`}
         </section>
-        <${Snippets} ask=${ask} about=${mesh.about} />
+        ${isFitting && html`<${Snippets} ask=${ask} about=${mesh.about} />`}
       </div>
     </div>
   </div>`;
