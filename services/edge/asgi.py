@@ -117,8 +117,8 @@ class _Along:
 
 
 class Application:
-    """`names`: the aliases of the moment. `extra`: routes that the edge answers by itself, by path. `observe`: is given what became of
-    each request for inference, and of each other POST."""
+    """`names`: the aliases of the moment. `extra`: routes that the edge answers by itself, by path. `observe`: is given what became
+    of each request for inference, and of each other POST."""
 
     def __init__(
         self,

@@ -22,8 +22,8 @@ from services.edge.console.access import check_host, check_page, name_of
 from services.edge.console.board import Board
 from services.edge.console.changes import changes
 from services.edge.messages.base import Problem
-from services.edge.routers import Routers
 from services.edge.past.history import STEP_SECONDS
+from services.edge.routers import Routers
 from services.edge.settings import Settings
 from tests.edge import fake_mesh
 from tests.edge.fake_mesh import NAMES, RESIDENT, FakeMesh, busy, model_of, worker_of

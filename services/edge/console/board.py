@@ -115,7 +115,13 @@ class Board:
         return told
 
     def _note(self, change: Change, now: float) -> None:
-        event = {"at": round(now, 3), "tone": change.tone, "text": change.text[:EVENT_CHARACTERS], "model": change.model, "worker": change.worker}
+        event = {
+            "at": round(now, 3),
+            "tone": change.tone,
+            "text": change.text[:EVENT_CHARACTERS],
+            "model": change.model,
+            "worker": change.worker,
+        }
         self._events.append((self.number, event))
 
 
