@@ -291,8 +291,8 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
 
 
 REPLY = (
-    "Herring turn as one because each fish follows its neighbours: it keeps a distance, <b>matches their heading</b> and moves towards "
-    "the middle of the group. Many eyes see a predator sooner, and a predator finds it hard to single out one of thousands."
+    "Herring turn as one because each fish follows its neighbours: it keeps a distance, <b>matches their heading</b> and moves "
+    "towards the middle of the group. Many eyes see a predator sooner, and a predator finds it hard to single out one of thousands."
 )
 """With what would be bold if a page took it for HTML."""
 

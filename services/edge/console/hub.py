@@ -1,8 +1,8 @@
 """One WatchMesh for all pages that look on, and, while there is none, one of the edge's own for events and the queue's history.
 
 The watch goes on in the name of a page that is there now, and every page's own credential is checked when it comes and once a
-minute, so nobody sees the mesh by another's right. Without a page the edge watches in its own name, every ten seconds, where routers
-ask for no credential. Where they do, it asks them nothing, and what happens while no page is open is not known.
+minute, so nobody sees the mesh by another's right. Without a page the edge watches in its own name, every ten seconds, where
+routers ask for no credential. Where they do, it asks them nothing, and what happens while no page is open is not known.
 """
 
 from __future__ import annotations

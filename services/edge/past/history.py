@@ -22,7 +22,7 @@ MAX_REQUESTS: Final = 200
 _BINS: Final = 80
 _FIRST_BIN_SECONDS: Final = 0.001
 _GROWTH: Final = 1.2
-"""The last bin begins at 0.001 × 1.2^79 = 1,800 s, beyond the longest deadline."""
+"""The last bin begins at 1,800 s (0.001 s by 1.2^79), beyond the longest deadline."""
 _COLUMNS: Final = ("requests", "refused", "failed", "input_tokens", "output_tokens", "queued")
 _QUEUED: Final = _COLUMNS.index("queued")
 _UNKNOWN: Final = -1
