@@ -51,6 +51,7 @@ setup(
         f"{INSIDE}.libs.queue.lua": ["*.lua"],
         f"{INSIDE}.services.edge.console.static": ["*"],
         f"{INSIDE}.services.edge.console.static.vendor": ["*"],
+        f"{INSIDE}.services.edge.console.static.views": ["*"],
         f"{INSIDE}.services.edge.reference.static": ["*"],
         f"{INSIDE}.services.edge.reference.static.vendor": ["*"],
     },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
@@ -24,6 +25,7 @@ from services.edge.intake import reading
 from services.edge.intake.budget import Budget
 from services.edge.messages.base import Answer, json_of
 from services.edge.openapi import document
+from services.edge.past.history import History
 from services.edge.ports.doors import Door
 from services.edge.ports.pages import Pages
 from services.edge.ports.tei_grpc import TeiServer, serving_tei
@@ -81,6 +83,7 @@ class Edge:
             checks_host=settings.is_local or bool(settings.hosts),
             probes=own_answers,
         )
+        history = History(time.time())
         self.application = Application(
             routers,
             lambda: self.aliases.content,
@@ -95,6 +98,7 @@ class Edge:
             extra=own_answers,
             vocabulary=settings.vocabulary,
             compression=settings.compression,
+            observe=history.note_request if settings.console else None,
         )
 
         self.console = None
@@ -109,6 +113,7 @@ class Edge:
                 addresses=settings.routers,
                 intake=self.application.intake,
                 guards_all=bool(settings.console_address),
+                history=history,
             )
 
     async def look(self) -> None:
@@ -215,6 +220,7 @@ async def running(settings: Settings) -> AsyncIterator[str]:
         await stack.enter_async_context(serving_tei(tei, settings.security, grace_seconds=grace))
         await publish(edge.state.is_ready)
         if edge.console is not None:
+            edge.console.hub.start()
             stack.push_async_callback(edge.console.hub.stop)
             log.info("console", extra=fields({"address": edge.console_address or server.address}))
         try:

@@ -32,6 +32,8 @@ from services.edge.intake.reading import FREE_BYTES, Intake, Payer
 from services.edge.messages.base import Answer, Dialect, Headers, Problem, Question, Received, Route, Stream, noting_truncation
 from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary
+from services.edge.past.cost import Cost
+from services.edge.past.history import Finished
 from services.edge.routers import Routers
 from services.edge.routes import DEFAULT, Table
 
@@ -96,6 +98,8 @@ class _Exchange:
     status: int = CLIENT_LEFT
     payer: Payer | None = None
     span: Span = field(default=traces.NONE)
+    reason: str = ""
+    cost: Cost = field(default_factory=Cost)
 
     @property
     def name(self) -> str:
@@ -113,7 +117,8 @@ class _Along:
 
 
 class Application:
-    """`names`: the aliases of the moment. `extra`: routes that the edge answers by itself, by path."""
+    """`names`: the aliases of the moment. `extra`: routes that the edge answers by itself, by path. `observe`: is given what became
+    of each request for inference, and of each other POST."""
 
     def __init__(
         self,
@@ -127,6 +132,7 @@ class Application:
         extra: MutableMapping[str, Callable[[], Answer]] | None = None,
         vocabulary: Vocabulary | None = None,
         compression: Compression = "auto",
+        observe: Callable[[Finished], None] | None = None,
     ) -> None:
         self._routers = routers
         self._names = names
@@ -138,6 +144,7 @@ class Application:
         self._extra = dict(extra or {})
         self._vocabulary = vocabulary
         self._compression = compression
+        self._observe = observe
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -158,6 +165,8 @@ class Application:
                 # The connection keeps this list for seconds, until the rest of a refused body has been dropped.
                 scope["headers"].clear()
                 _report(exchange)
+                if self._observe is not None and (exchange.cost.verb or exchange.method == "POST"):
+                    self._observe(_finished(exchange))
 
     async def _exchange(
         self, exchange: _Exchange, scope: Scope, receive: Receive, send: Send, connection: Connected | None
@@ -167,9 +176,11 @@ class Application:
             if isinstance(answer, Answer):
                 answer = compressed(answer, self._encoding(exchange, scope))
         except Problem as problem:
+            exchange.reason = problem.reason
             answer = _told(exchange, problem)
         except Exception:
             log.exception("request failed", extra=fields({"route": exchange.name}))
+            exchange.reason = "INTERNAL"
             answer = exchange.dialect.error(_unexpected(exchange))
         milliseconds = str(round((time.perf_counter() - exchange.begin) * 1000)).encode()
         common = ((b"x-request-id", exchange.request_id.encode()), (b"openai-processing-ms", milliseconds))
@@ -222,6 +233,7 @@ class Application:
             if step.dialect is not None:
                 exchange.dialect = step.dialect
             MODEL.set(getattr(step.message, "model", ""))
+            exchange.cost.note_question(step.message)
             seconds = _left(deadline)
             try:
                 reply, size = await self._routers.ask_sized(step.method, message, seconds=seconds, metadata=metadata)
@@ -232,6 +244,7 @@ class Application:
                     raise Problem.of(error, step) from None
                 step, message = _serialised(otherwise)
             else:
+                exchange.cost.note_reply(reply)
                 await payer.reserve(size, is_accepted=True)
                 step, message = _serialised(noting_truncation(step.answer(reply), reply))
         return step
@@ -239,6 +252,7 @@ class Application:
     async def _begun(self, exchange: _Exchange, stream: Stream, message: bytes, metadata: Metadata, deadline: float) -> _Along:
         """Waits for the first reply. Raises Problem."""
         MODEL.set(getattr(stream.message, "model", ""))
+        exchange.cost.note_question(stream.message)
         replies = self._routers.stream(stream.method, message, seconds=_left(deadline), metadata=metadata)
         try:
             first = await anext(replies)
@@ -290,6 +304,7 @@ async def _told_along(
                 yield stream.tell(reply)
             if not stream.is_last(reply):
                 raise Problem("INTERNAL", "the router ended its answer before it was whole")
+            exchange.cost.note_reply(reply)
         except Exception as error:
             yield stream.fail(_broken_off(exchange, stream, error))
 
@@ -303,6 +318,7 @@ def _broken_off(exchange: _Exchange, stream: Stream, error: Exception) -> Proble
     else:
         log.exception("request failed", extra=fields({"route": exchange.name}))
         problem = _unexpected(exchange)
+    exchange.reason = problem.reason
     log.info("answer broken off", extra=fields({"route": exchange.name, "reason": problem.reason}))
     if exchange.span is not traces.NONE:
         exchange.span.set_attribute("error.type", problem.reason)
@@ -385,6 +401,11 @@ async def _send_along(send: Send, pieces: AsyncGenerator[bytes]) -> None:
             if piece:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+
+def _finished(exchange: _Exchange) -> Finished:
+    seconds = time.perf_counter() - exchange.begin
+    return Finished(time.time(), exchange.request_id, exchange.name, exchange.status, exchange.reason, seconds, exchange.cost)
 
 
 @lru_cache(maxsize=1024)

@@ -90,11 +90,12 @@ class Routers:
         """Whether the router may have got the request, or there is no other router."""
         return isinstance(error, CannotConnect) and (error.was_sent or len(self._addresses) == 1)
 
-    async def watch(self, metadata: Metadata) -> AsyncGenerator[mesh_pb2.WatchMeshResponse]:
-        """The mesh once a second, from one router until it ends the stream. Raises ShoalError."""
+    async def watch(self, metadata: Metadata, interval_seconds: float = 1.0) -> AsyncGenerator[mesh_pb2.WatchMeshResponse]:
+        """The mesh once an interval, from one router until it ends the stream. Raises ShoalError."""
         address = self._addresses.current
+        request = mesh_pb2.WatchMeshRequest(interval_seconds=interval_seconds)
         try:
-            looks = self._transport.stream(address, WATCH_MESH, mesh_pb2.WatchMeshRequest(), metadata=metadata)
+            looks = self._transport.stream(address, WATCH_MESH, request, metadata=metadata)
             async with aclosing(looks):
                 async for look in looks:
                     yield look

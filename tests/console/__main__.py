@@ -85,12 +85,13 @@ def _install() -> bool:
 async def _check(browser: str, only: str, *, short: bool) -> int:
     fakes = {
         "empty": FakeMesh(),
-        "busy": fake_mesh.busy(),
+        "busy": fake_mesh.with_others(fake_mesh.busy()),
         "failing": FakeMesh(refusal=NoCapacity("Redis cannot be reached, so nothing is known of the mesh")),
         "many": fake_mesh.many(),
         "guarded": fake_mesh.busy(),
     }
     fakes["empty"].mesh.router_id = "router-7c9f"
+    fakes["busy"].word_seconds = 0.05
     fakes["guarded"].tokens = {"admin-token": "admin", "client-token": "client"}
     async with AsyncExitStack() as stack:
         addresses = {name: await stack.enter_async_context(fake_mesh.routing(fake)) for name, fake in fakes.items()}

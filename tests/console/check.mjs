@@ -69,7 +69,12 @@ async function record(page, name) {
   await page.setViewportSize(PHONE);
   await page.waitForTimeout(120);
   const over = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
-  if (over > 0) faults.push(`${name} is ${over} px wider than a phone`);
+  if (over > 0) {
+    const wide = await page.evaluate(() =>
+      [...document.querySelectorAll("body *")].filter((one) => one.getBoundingClientRect().right > innerWidth + 1).slice(0, 4).map((one) => `${one.tagName} ${one.className}`),
+    );
+    faults.push(`${name} is ${over} px wider than a phone: ${wide.join(", ")}`);
+  }
   await inspect(page, `${name} phone`);
   await shoot(page, `${name}-phone-dark`);
   await page.emulateMedia({ colorScheme: "light", reducedMotion: "reduce" });
@@ -116,6 +121,26 @@ async function scroll(page) {
   await page.evaluate(() => window.scrollTo(0, 0));
 }
 
+function lastHour() {
+  const now = Date.now() / 1000;
+  const slots = Array.from({ length: 360 }, (_, at) => at);
+  const bad = (at) => at > 200 && at < 225;
+  const wave = (at) => 1 + 0.4 * Math.sin(at / 17) + 0.1 * Math.sin(at * 3.7);
+  const requests = slots.slice(0, 200).map((at) => ({
+    at: now - at * 3, id: `request-${at}`, route: at % 3 ? "/v1/embeddings" : "/v1/chat/completions", verb: at % 3 ? "encode" : "write",
+    model: at % 3 ? "BAAI/bge-m3" : "Qwen/Qwen3-0.6B", status: at % 17 === 4 ? 503 : 200, reason: at % 17 === 4 ? "NO_CAPACITY" : "",
+    ms: 20 + (at % 7) * 9, input_tokens: 31 * at, output_tokens: at % 3 ? 0 : 44,
+    stages: at % 17 === 4 ? {} : { queue: 2.1, prepare: 0.4, wait: 1.2, forward: 12.6, finish: 0.3, total: 18 },
+  }));
+  const steps = {
+    requests: slots.map((at) => Math.round(420 * wave(at) * (bad(at) ? 0.4 : 1))), refused: slots.map((at) => (at % 50 ? 0 : 9)), failed: slots.map((at) => (bad(at) ? 130 : 0)),
+    input_tokens: slots.map((at) => Math.round(91_000 * wave(at))), output_tokens: slots.map((at) => Math.round(8_000 * wave(at + 9))),
+    queued: slots.map((at) => (at < 60 ? null : bad(at) ? 800 + 9 * at : Math.round(20 * wave(at)))),
+    p50: slots.map((at) => 14 * wave(at) * (bad(at) ? 6 : 1)), p99: slots.map((at) => 61 * wave(at + 3) * (bad(at) ? 9 : 1)),
+  };
+  return { step_seconds: 10, first: now - 3600, now, steps, requests };
+}
+
 const parts = {
   async empty() {
     const page = await open("empty", "", { allows: ["503"] });
@@ -146,6 +171,14 @@ const parts = {
     await page.waitForFunction((least) => document.querySelector(".figure.wide polyline")?.points.length >= least, SHORT ? 2 : 6);
     await record(page, "mesh-busy");
     await shoot(page, "mesh-busy-whole", { full: true });
+    // Words are explained, and what nothing can scale is no alarm: this mesh has processes of shoal up.
+    await page.getByText("What waiting, leased, expired and dead mean").click();
+    for (const word of ["waiting", "leased", "expired", "dead"]) await page.locator(".words dt", { hasText: new RegExp(`^${word}$`) }).waitFor();
+    await page.locator(".pools tr", { hasText: "l4" }).waitFor();
+    assert.match(await page.locator(".pools tr", { hasText: "l4" }).innerText(), /l4\s+2\s+4/);
+    assert.equal(await page.locator(".pools .warn").count(), 0);
+    await has(page, "Nothing starts workers here");
+    await record(page, "mesh-words");
     // Shortcuts of two keys, with the page drawn anew between them.
     await page.keyboard.press("g");
     await page.waitForTimeout(SHORT ? 150 : 700);
@@ -223,11 +256,18 @@ const parts = {
   },
 
   async playground() {
+    // The model in use comes first: that of the lane with the most jobs, and not the first by name.
+    const first = await open("busy", "#/playground");
+    await first.locator(".status", { hasText: "live" }).waitFor();
+    await first.waitForFunction(() => document.getElementById("search").value === "colbert-ir/colbertv2.0");
+    await first.close();
     const page = await open("busy", "#/playground?verb=encode&model=BAAI%2Fbge-m3", { allows: ["502"] });
     await page.getByRole("button", { name: "Run" }).click();
     await has(page, "Cosine similarity");
     await record(page, "playground-encode");
     await shoot(page, "playground-encode-whole", { full: true });
+    // OpenAI's wire comes first.
+    assert.match(await page.locator(".snippets code").innerText(), /^curl -s \S+\/v1\/embeddings/);
     for (const kind of ["openai", "shoal", "grpcurl", "curl"]) {
       await page.getByRole("button", { name: kind, exact: true }).click();
       assert.match(await page.locator(".snippets code").innerText(), /BAAI/);
@@ -268,6 +308,219 @@ const parts = {
     await page.close();
   },
 
+  async chat() {
+    const page = await open("busy", "#/mesh");
+    await page.locator(".worker").first().waitFor();
+    await page.keyboard.press("g");
+    await page.keyboard.press("t");
+    await page.getByRole("heading", { name: "Chat" }).waitFor();
+    assert.equal(await page.getByLabel("Model", { exact: true }).inputValue(), "Qwen/Qwen3-0.6B");
+    await record(page, "chat-empty");
+    await page.getByLabel("System prompt").fill("You know all about fish.");
+    await page.getByLabel("Temperature").fill("0");
+    await page.getByLabel("Max tokens").fill("300");
+    const asked = page.waitForRequest((request) => request.url().endsWith("/v1/chat/completions"));
+    await page.getByLabel("Message", { exact: true }).fill("Why do fish swim in schools?");
+    await page.keyboard.press("Enter");
+    const sent = (await asked).postDataJSON();
+    assert.deepEqual([sent.stream, sent.temperature, sent.max_tokens, sent.messages[0].role, sent.messages.length], [true, 0, 300, "system", 2]);
+    // It appears while it is written.
+    await page.getByRole("button", { name: "Stop" }).waitFor();
+    await page.locator(".message.assistant .said", { hasText: "Herring turn" }).waitFor();
+    assert.ok(!(await page.locator(".message.assistant .said").innerText()).includes("thousands."), "it came at once");
+    await shoot(page, "chat-writing");
+    await page.locator(".numbers", { hasText: /^\d+ tokens · [\d.]+ tokens\/s · first after .* · 24 tokens read$/ }).waitFor();
+    // Text stays text.
+    assert.match(await page.locator(".message.assistant .said").innerText(), /<b>matches their heading<\/b>/);
+    assert.equal(await page.locator(".message b").count(), 0);
+    await page.getByLabel("Message", { exact: true }).fill("And <img src=x onerror=alert(1)> birds?");
+    await page.keyboard.press("Enter");
+    await page.locator(".message.assistant").nth(1).locator(".said", { hasText: "Herring turn" }).waitFor();
+    await page.getByRole("button", { name: "Stop" }).click();
+    await page.locator(".numbers", { hasText: /^about \d+ tokens .*stopped$/ }).waitFor();
+    assert.equal(await page.locator("img").count(), 0);
+    await record(page, "chat-busy");
+    // A conversation stays while another view is open, and its snippet has all of it.
+    await page.keyboard.press("Escape");
+    await page.evaluate(() => (location.hash = "#/mesh"));
+    await page.locator(".worker").first().waitFor();
+    await page.goBack();
+    await page.locator(".message").nth(3).waitFor();
+    assert.match(await page.locator(".snippets code").innerText(), /And <img src=x/);
+    // A schema is sent as one, and what is none is refused here.
+    await page.getByRole("button", { name: "New conversation" }).click();
+    await page.getByText("Answer by a JSON schema").click();
+    await page.getByLabel("JSON schema", { exact: true }).fill('{"type": "object", ');
+    await page.getByLabel("Message", { exact: true }).fill("Which fish?");
+    await has(page, "The schema is not JSON");
+    assert.ok(await page.getByRole("button", { name: "Send" }).isDisabled());
+    await page.getByLabel("JSON schema", { exact: true }).fill('{"type": "object", "properties": {"name": {"type": "string"}}}');
+    await page.getByRole("button", { name: "Send" }).click();
+    await page.locator(".said", { hasText: '{"name": "herring"}' }).waitFor();
+    // Bounds.
+    await page.getByLabel("Max tokens").fill("5000");
+    await page.getByLabel("Message", { exact: true }).fill("More?");
+    await has(page, "The longest answer is within 1 and 4,096 tokens.");
+    // A model that does not write is named as such, and an unknown one is the mesh's to refuse.
+    await page.getByLabel("Model", { exact: true }).fill("BAAI/bge-m3");
+    await has(page, "It does not write.");
+    await page.close();
+  },
+
+  async files() {
+    const PNG = Buffer.from("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==", "base64");
+    const png = (name, buffer = PNG) => ({ name, mimeType: "image/png", buffer });
+    const page = await open("busy", "#/playground?verb=encode&model=google%2Fsiglip2-base-patch16-224");
+    await page.getByLabel(/^Images/).setInputFiles([png("cat.png"), png("a dog's.png")]);
+    await counted(page, ".files li", 2);
+    const asked = page.waitForRequest((request) => request.url().includes("/v1/encode/"));
+    await page.getByRole("button", { name: "Run" }).click();
+    const sent = (await asked).postDataJSON();
+    assert.equal(sent.items[3].images[0].data, PNG.toString("base64"));
+    await page.locator(".heat th", { hasText: "a dog's.png" }).waitFor();
+    await record(page, "playground-images");
+    // Files are named in commands, and never with what stands in them.
+    for (const kind of ["curl", "openai", "shoal", "grpcurl"]) {
+      await page.getByRole("button", { name: kind, exact: true }).click();
+      const text = await page.locator(".snippets code").innerText();
+      assert.match(text, /cat\.png/);
+      assert.ok(!text.includes(PNG.toString("base64").slice(0, 40)));
+    }
+    // What is too large is refused before it is read.
+    await page.getByLabel(/^Images/).setInputFiles([png("large.png", Buffer.alloc((8 << 20) + 1))]);
+    await has(page, "large.png has 8 MiB: at most 8 MiB.");
+    await page.getByLabel(/^Images/).setInputFiles(Array.from({ length: 7 }, (_, at) => png(`${at}.png`)));
+    await has(page, "At most 8 files.");
+    await page.getByRole("button", { name: "Remove cat.png" }).click();
+    await counted(page, ".files li", 1);
+    // A model that reads pages is asked for their text.
+    await page.getByRole("button", { name: "Extract", exact: true }).click();
+    await page.getByLabel("Model", { exact: true }).fill("zai-org/GLM-OCR");
+    await page.getByRole("button", { name: "Text", exact: true }).waitFor();
+    await page.getByRole("button", { name: "Remove a dog's.png" }).click();
+    await has(page, "Choose a file.");
+    await page.getByLabel(/^Images and PDFs/).setInputFiles([{ name: "invoice.pdf", mimeType: "application/pdf", buffer: Buffer.from("%PDF-1.4\n%%EOF") }]);
+    const read = page.waitForRequest((request) => request.url().includes("/v1/extract/"));
+    await page.getByRole("button", { name: "Run" }).click();
+    const document = (await read).postDataJSON();
+    assert.deepEqual([document.items.length, document.items[0].document.format, document.params.options.task], [1, "pdf", "text"]);
+    await page.locator(".said", { hasText: "INVOICE 4711" }).waitFor();
+    await record(page, "playground-document");
+    // A schema.
+    await page.getByLabel("Model", { exact: true }).fill("fastino/gliner2-base-v1");
+    await page.getByRole("button", { name: "Structure" }).click();
+    await page.getByRole("button", { name: "Run" }).click();
+    await page.locator(".data", { hasText: "Warsaw" }).waitFor();
+    await record(page, "playground-structure");
+    await page.getByLabel(/^Schema/).fill("{");
+    await has(page, "The schema is not JSON");
+    // A model that only writes has no task here: the chat is where it is asked.
+    await page.getByLabel("Model", { exact: true }).fill("Qwen/Qwen3-0.6B");
+    await has(page, "This model does not extract.");
+    assert.equal(await page.locator("#task").count(), 0);
+    assert.ok(await page.getByRole("button", { name: "Run" }).isDisabled());
+    await record(page, "playground-writer");
+    await page.getByRole("link", { name: "open it in the chat" }).click();
+    await page.getByRole("heading", { name: "Chat" }).waitFor();
+    assert.equal(await page.getByLabel("Model", { exact: true }).inputValue(), "Qwen/Qwen3-0.6B");
+    await page.close();
+  },
+
+  async history() {
+    const page = await open("busy", "#/playground?verb=encode&model=BAAI%2Fbge-m3", { allows: ["502"] });
+    for (const name of ["BAAI/bge-m3", "BAAI/bge-m3", "jinaai/jina-embeddings-v2-base-code"]) {
+      await page.getByLabel("Model", { exact: true }).fill(name);
+      const answered = page.waitForResponse((response) => response.url().includes("/v1/encode/"));
+      await page.getByRole("button", { name: "Run" }).click();
+      await answered;
+    }
+    await page.getByRole("link", { name: "History" }).click();
+    await page.locator(".requests tr", { hasText: "BAAI/bge-m3" }).first().waitFor();
+    await counted(page, ".charts .chart", 4);
+    assert.match(await page.getByRole("img", { name: /^Latency over the last hour: p50 now/ }).getAttribute("aria-label"), /at most [\d.]+ m?s/);
+    assert.match(await page.getByRole("img", { name: /^Jobs waiting/ }).getAttribute("aria-label"), /queue now \d/);
+    assert.ok((await page.locator(".requests tr", { hasText: "BAAI/bge-m3" }).first().locator(".stack i").count()) >= 6);
+    await page.locator(".requests tr", { hasText: "MODEL_LOAD_FAILED" }).first().waitFor();
+    await page.locator(".plot svg").first().hover({ position: { x: 5, y: 30 } });
+    await record(page, "history-busy");
+    await page.getByLabel("Errors only").check();
+    await page.locator(".requests tr", { hasText: "BAAI/bge-m3" }).first().waitFor({ state: "detached" });
+    // Nothing that a user wrote is in it.
+    const told = await page.evaluate(async () => (await fetch("/console/history", { headers: { "x-shoal-console": "1" } })).text());
+    assert.ok(told.includes("BAAI/bge-m3") && !told.includes("herring"));
+    await page.getByRole("button", { name: "jinaai/" }).first().click();
+    await page.getByRole("dialog", { name: "jinaai/jina-embeddings-v2-base-code" }).waitFor();
+    await page.goBack();
+    await page.getByRole("dialog").waitFor({ state: "detached" });
+    assert.ok(await page.getByLabel("Errors only").isChecked());
+    await page.close();
+    // A whole hour, with a while in which nobody knew the queue and an incident in it.
+    const hour = await open("busy", "#/mesh");
+    await hour.route("**/console/history", (route) => route.fulfill({ json: lastHour() }));
+    await hour.getByRole("link", { name: "History" }).click();
+    await counted(hour, ".requests tbody tr", 50);
+    await hour.getByRole("button", { name: "Show all 200" }).click();
+    await counted(hour, ".requests tbody tr", 200);
+    await hour.getByRole("button", { name: "Show fewer" }).click();
+    await hour.locator(".plot svg").first().hover({ position: { x: 340, y: 60 } });
+    await record(hour, "history-hour");
+    await hour.close();
+    const empty = await open("empty", "#/history");
+    await has(empty, "No request has come through this edge since it began.");
+    await record(empty, "history-empty");
+    await empty.close();
+  },
+
+  async address() {
+    // The drawer is in the address, and the browser's way back closes it without touching the view.
+    const page = await open("busy", "#/models?q=nomic");
+    await page.getByRole("button", { name: "nomic-ai/" }).click();
+    const drawer = page.getByRole("dialog", { name: "nomic-ai/nomic-embed-text-v1.5" });
+    await drawer.waitFor();
+    await page.waitForURL(/open=nomic-ai/);
+    await page.goBack();
+    await drawer.waitFor({ state: "detached" });
+    assert.equal(await page.getByLabel("Search models").inputValue(), "nomic");
+    await page.goForward();
+    await drawer.waitFor();
+    await page.keyboard.press("Escape");
+    await drawer.waitFor({ state: "detached" });
+    assert.doesNotMatch(page.url(), /open=/);
+    // Views, too.
+    await page.getByRole("link", { name: "Playground" }).click();
+    await page.getByRole("heading", { name: "Playground" }).waitFor();
+    await page.goBack();
+    await page.getByRole("heading", { name: "Models" }).waitFor();
+    assert.equal(await page.getByLabel("Search models").inputValue(), "nomic");
+    await page.close();
+    // An address that was sent opens the drawer, and closing it leaves the view. Nothing moves when "Why" arrives.
+    const other = await context.newPage();
+    await other.setViewportSize(WIDE);
+    await other.addInitScript(() => {
+      globalThis.shifts = [];
+      new PerformanceObserver((list) => globalThis.shifts.push(...list.getEntries().flatMap((one) => one.sources.map(({ node }) => node?.outerHTML?.slice(0, 160) ?? node?.nodeName)))).observe({ type: "layout-shift", buffered: true });
+    });
+    await other.route("**/console/act", async (route) => [await new Promise((resolve) => setTimeout(resolve, 1500)), await route.continue()]);
+    await other.goto(`${urls.busy}/#/models?open=BAAI%2Fbge-m3`);
+    const sent = other.getByRole("dialog", { name: "BAAI/bge-m3" });
+    await sent.getByText("Asking the router").waitFor();
+    await other.locator(".status", { hasText: "live" }).waitFor();
+    await other.waitForTimeout(200);
+    await other.evaluate(() => (globalThis.shifts.length = 0));
+    await sent.getByText("4,200 tokens wait").first().waitFor();
+    await other.waitForTimeout(300);
+    assert.deepEqual(await other.evaluate(() => globalThis.shifts), []);
+    await sent.getByRole("link", { name: "Try it" }).click();
+    await other.getByRole("heading", { name: "Playground" }).waitFor();
+    await sent.waitFor({ state: "detached" });
+    await other.goBack();
+    await sent.waitFor();
+    await other.keyboard.press("Escape");
+    await sent.waitFor({ state: "detached" });
+    await other.getByRole("heading", { name: "Models" }).waitFor();
+    await other.close();
+  },
+
   async failing() {
     for (const where of ["failing", "gone"]) {
       const page = await open(where, "", { allows: ["503"] });
@@ -299,6 +552,11 @@ const parts = {
     await page.getByRole("button", { name: "Show all" }).click();
     await page.getByRole("button", { name: /^Warm/ }).click();
     await page.getByText("200 of 1,000").waitFor();
+    await page.getByText("What the states mean").click();
+    for (const word of ["Warm", "Cold"]) await page.locator(".words dt", { hasText: new RegExp(`^${word}$`) }).waitFor();
+    await record(page, "models-words");
+    await page.getByText("What the states mean").click();
+    // Here an autoscaler is asked, so what is missing is marked.
     // By keyboard to the last row and back.
     await page.locator(".window button").first().focus();
     await page.keyboard.press("End");

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import math
 import random
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -41,6 +42,14 @@ NAMES = (
     ("nomic-ai/nomic-embed-text-v1.5", "nomic_bert", 768, 547),
     ("jinaai/jina-embeddings-v2-base-code", "jina_bert", 768, 322),
 )
+WRITER = "Qwen/Qwen3-0.6B"
+OTHERS = (
+    (WRITER, "qwen3", 0, 1192),
+    ("google/siglip2-base-patch16-224", "siglip", 768, 1502),
+    ("fastino/gliner2-base-v1", "gliner2", 0, 833),
+    ("zai-org/GLM-OCR", "glm_ocr", 0, 1800),
+)
+"""Models that write, read images and follow schemas."""
 
 
 @dataclass
@@ -53,6 +62,8 @@ class FakeMesh:
     fails: Mapping[str, Exception] = field(default_factory=dict)
     """By model: raised where it is asked to load or to answer."""
     load_seconds: float = 0.0
+    word_seconds: float = 0.0
+    """Between two words of an answer that is streamed."""
     is_lively: bool = False
     """Whether numbers change from look to look."""
     seconds: float = 0.1
@@ -245,7 +256,11 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
         yield await self.Encode(request, context)
 
     async def ExtractStream(self, request: pb.ExtractRequest, context: Context) -> AsyncIterator[pb.ExtractStreamResponse]:
-        yield pb.ExtractStreamResponse(response=await self.Extract(request, context))
+        answer = await self.Extract(request, context)
+        for word in re.findall(r"\s*\S+", answer.results[0].text):
+            yield pb.ExtractStreamResponse(deltas=[pb.ExtractDelta(item=0, text=word)])
+            await asyncio.sleep(self.fake.word_seconds)
+        yield pb.ExtractStreamResponse(response=answer)
 
     def Multiplex(self, request_iterator: Any, context: Context) -> Any:
         """Where no interceptor serves it."""
@@ -262,6 +277,12 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
     async def Extract(self, request: pb.ExtractRequest, context: Context) -> pb.ExtractResponse:
         await self._enter("Extract", request, context)
         task = request.WhichOneof("task")
+        if task == "text":
+            return pb.ExtractResponse(
+                results=[_written(item, request.text) for item in request.items],
+                timings=TIMINGS,
+                usage=pb.Usage(input_tokens=24, output_tokens=len(REPLY.split()) + 1),
+            )
         return pb.ExtractResponse(
             results=[_found(item.text, task or "", request) for item in request.items],
             timings=TIMINGS,
@@ -269,11 +290,26 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
         )
 
 
+REPLY = (
+    "Herring turn as one because each fish follows its neighbours: it keeps a distance, <b>matches their heading</b> and moves "
+    "towards the middle of the group. Many eyes see a predator sooner, and a predator finds it hard to single out one of thousands."
+)
+"""With what would be bold if a page took it for HTML."""
+
+
+def _written(item: pb.Item, task: pb.TextTask) -> pb.Extraction:
+    if item.HasField("image") or item.parts:
+        return pb.Extraction(text="INVOICE 4711\nTotal 118.40 EUR")
+    if task.json_schema:
+        return pb.Extraction(text='{"name": "herring"}')
+    return pb.Extraction(text=REPLY, finish_reason=pb.FINISH_REASON_STOP)
+
+
 def _found(text: str, task: str, request: pb.ExtractRequest) -> pb.Extraction:
     if task == "classify":
         labels = request.classify.labels or ["positive", "negative"]
         return pb.Extraction(labels=[pb.LabelScore(label=label, score=0.8 / (at + 1)) for at, label in enumerate(labels)])
-    wanted = list(request.entities.labels) or ["person"]
+    wanted = list(request.entities.labels or [one.label for one in request.structure.entities]) or ["person"]
     words = [("Marie Curie", 0), ("Curie", 0), ("Warsaw", 1), ("Paris", 1), ("the Sorbonne", 2), ("1891", 3), ("🐟", 0)]
     found = [
         pb.Entity(start=text.index(word), end=text.index(word) + len(word), label=wanted[at % len(wanted)], score=0.97, text=word)
@@ -285,7 +321,14 @@ def _found(text: str, task: str, request: pb.ExtractRequest) -> pb.Extraction:
         return pb.Extraction(
             relations=[pb.Relation(head=one, tail=two, label=request.relations.labels[0], score=0.7) for one, two in pairs]
         )
-    return pb.Extraction(entities=found)
+    moves = [_move(text)] if task == "structure" and "Warsaw" in text else []
+    return pb.Extraction(entities=found, structures=moves)
+
+
+def _move(text: str) -> pb.Structure:
+    place = {"start": text.index("Warsaw"), "end": text.index("Warsaw") + 6}
+    value = pb.StructureValue(text="Warsaw", score=0.91, **place)
+    return pb.Structure(name="move", fields=[pb.StructureField(name="from", values=[value])])
 
 
 def model_of(
@@ -293,9 +336,17 @@ def model_of(
 ) -> models_pb2.Model:
     """A model with its card; in `state` on `workers`."""
     tasks, forms = [models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE], [pb.REPRESENTATION_DENSE]
-    token_dimensions = 0
-    if "gliner" in name:
+    token_dimensions, inputs = 0, list[models_pb2.InputKind]()
+    if "gliner_" in name:
         tasks, forms = [models_pb2.TASK_ENTITIES, models_pb2.TASK_CLASSIFY, models_pb2.TASK_RELATIONS], []
+    elif name == WRITER:
+        tasks, forms = [models_pb2.TASK_TEXT], []
+    elif "OCR" in name:
+        tasks, forms, inputs = [models_pb2.TASK_TEXT], [], [models_pb2.INPUT_KIND_IMAGE, models_pb2.INPUT_KIND_DOCUMENT]
+    elif "gliner2" in name:
+        tasks, forms = [models_pb2.TASK_ENTITIES, models_pb2.TASK_STRUCTURE], []
+    elif "siglip" in name:
+        tasks, inputs = [models_pb2.TASK_ENCODE], [models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE]
     elif "cross-encoder" in name:
         tasks, forms = [models_pb2.TASK_SCORE], []
     elif "colbert" in name:
@@ -314,6 +365,7 @@ def model_of(
         bytes=mib * MIB,
         data_type="bfloat16",
         open_labels="gliner" in name,
+        inputs=inputs,
     )
     places = [models_pb2.ModelPlace(worker_id=worker, state=state, bytes=mib * MIB, **place) for worker in workers]
     return models_pb2.Model(model=name, state=state, card=card, places=places)
@@ -384,6 +436,7 @@ def busy() -> FakeMesh:
             queued_tokens=9_200 - 1_700 * at,
             leased_tokens=6_000,
             done_jobs=18_000 + 77 * at,
+            enqueued_jobs=18_100 + 77 * at,
             expired_jobs=at % 3,
             dead_jobs=1 if at == 4 else 0,
             oldest_seconds=max(0.0, 0.9 - at / 5),
@@ -407,6 +460,13 @@ def busy() -> FakeMesh:
     )
     broken = ModelBroken("model.safetensors: tensor encoder.layer.3.output.dense.weight has 768 rows, config.json says 1024")
     return FakeMesh(mesh, is_lively=True, load_seconds=0.3, fails={NAMES[9][0]: broken})
+
+
+def with_others(fake: FakeMesh) -> FakeMesh:
+    """The mesh with resident models of OTHERS."""
+    worker = fake.mesh.workers[0].worker_id
+    fake.mesh.models.extend(model_of(*one, RESIDENT, worker, tokens_per_second=2_400.0) for one in OTHERS)
+    return fake
 
 
 def many(count: int = 1000) -> FakeMesh:

@@ -22,6 +22,7 @@ from services.edge.console.access import check_host, check_page, name_of
 from services.edge.console.board import Board
 from services.edge.console.changes import changes
 from services.edge.messages.base import Problem
+from services.edge.past.history import STEP_SECONDS
 from services.edge.routers import Routers
 from services.edge.settings import Settings
 from tests.edge import fake_mesh
@@ -41,6 +42,11 @@ async def console(fake: FakeMesh, **settings: Any) -> AsyncIterator[Http]:
             yield Http(address)
 
 
+def asked(fake: FakeMesh) -> list[str]:
+    """The calls that came in a caller's name: the edge watches in its own."""
+    return [name for name, _ in fake.calls if name != "WatchMesh"]
+
+
 async def get(http: Http, path: str, host: str = "127.0.0.1:8080", **headers: str) -> Any:
     return await send(http, "GET", path, b"", {"host": host, **headers})
 
@@ -48,6 +54,10 @@ async def get(http: Http, path: str, host: str = "127.0.0.1:8080", **headers: st
 async def act(http: Http, body: Any, **headers: str) -> Any:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     return await send(http, "POST", "/console/act", content, OURS | {"content_type": "application/json"} | headers)
+
+
+async def posted(http: Http, path: str, body: bytes) -> Any:
+    return await send(http, "POST", path, body, {"host": "127.0.0.1:8080", "content_type": "application/json"})
 
 
 async def send(http: Http, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Any:
@@ -258,7 +268,7 @@ async def test_forms_of_other_pages_do_nothing() -> None:
     fake = busy()
     async with console(fake) as http:
         body = {"action": "evict", "model": NAMES[0][0]}
-        seen = len(fake.calls)
+        seen = len(asked(fake))
         assert (await act(http, body, x_shoal_console="")).status == 403
         assert (await act(http, body, origin="http://evil.example")).status == 403
         assert (await act(http, body, content_type="text/plain")).status == 415
@@ -267,7 +277,7 @@ async def test_forms_of_other_pages_do_nothing() -> None:
         preflight = await send(http, "OPTIONS", "/console/act", b"", {"host": "127.0.0.1", "origin": "http://evil.example"})
         assert preflight.status == 403
         assert not any(name.startswith("access-control") for name in preflight.headers)
-        assert len(fake.calls) == seen
+        assert len(asked(fake)) == seen
 
 
 async def test_actions_are_the_routers_own() -> None:
@@ -343,7 +353,7 @@ async def test_one_watch_for_all_pages() -> None:
                 assert told["full"]
                 assert len(told["models"]) == 10
                 assert len(told["workers"]) == 4
-            assert fake.watchers == 1
+            await until(lambda: fake.watchers == 1)
             # Later only what changed is told.
             later = await one.next()
             assert "models" not in later
@@ -356,7 +366,72 @@ async def test_one_watch_for_all_pages() -> None:
         # A page that comes later sees what happened before.
         async with Page(http) as four:
             assert (await four.next())["events"]
-        assert fake.most_watchers == 1
+        # One watch may begin before the router has ended the one that it replaces: the edge's own, and then a page's.
+        assert fake.most_watchers <= 2
+
+
+async def test_events_before_the_first_page_are_shown_and_the_queue_is_remembered() -> None:
+    fake = busy()
+    fake.seconds = 0.02
+    async with console(fake) as http:
+
+        async def has_queue() -> bool:
+            found = await get(http, "/console/history", x_shoal_console="1")
+            return max(one or 0 for one in found.json["steps"]["queued"]) == sum(lane.queued_jobs for lane in fake.mesh.lanes)
+
+        await until(has_queue)
+        fake.set(MODEL, RESIDENT, load_seconds=2.0)
+        fake.mesh.lanes[0].queued_jobs += 5
+        await until(has_queue)
+        async with Page(http) as page:
+            first = await page.next()
+        assert [event["text"] for event in first["events"]] == [f"cpu-0 loaded {MODEL} in 2.0 s"]
+        assert next(call for name, call in fake.calls if name == "WatchMesh").interval_seconds == STEP_SECONDS
+
+
+async def test_history_has_the_last_requests_and_no_texts() -> None:
+    fake = fake_mesh.with_others(busy())
+    async with console(fake) as http:
+        encode = json.dumps({"model": MODEL, "input": ["a secret of a caller"]}).encode()
+        assert (await posted(http, "/v1/embeddings", encode)).status == 200
+        said = {"model": fake_mesh.WRITER, "messages": [{"role": "user", "content": "another secret"}], "stream": True}
+        streamed = await posted(http, "/v1/chat/completions", json.dumps(said).encode())
+        assert streamed.status == 200
+        failing = json.dumps({"model": NAMES[9][0], "input": "a third secret"}).encode()
+        assert (await posted(http, "/v1/embeddings", failing)).status == 502
+        assert (await posted(http, "/v1/embeddings", b"{}")).status == 400
+        assert (await get(http, "/v1/models")).status == 200
+        found = await get(http, "/console/history", x_shoal_console="1")
+        assert found.headers["cache-control"] == "no-store"
+        requests = found.json["requests"]
+        assert [(one["verb"], one["model"], one["status"], one["reason"]) for one in requests] == [
+            ("", "", 400, "INVALID_INPUT"),
+            ("encode", NAMES[9][0], 502, "MODEL_LOAD_FAILED"),
+            ("write", fake_mesh.WRITER, 200, ""),
+            ("encode", MODEL, 200, ""),
+        ]
+        assert (requests[3]["input_tokens"], requests[3]["route"]) == (31, "/v1/embeddings")
+        assert requests[2]["output_tokens"] > 40
+        assert requests[3]["stages"] == {"queue": 2.1, "prepare": 0.4, "wait": 1.2, "forward": 6.3, "finish": 0.3, "total": 11.8}
+        steps = found.json["steps"]
+        assert [sum(steps[name]) for name in ("requests", "refused", "failed")] == [4, 1, 1]
+        assert sum(steps["input_tokens"]) == 31 + 24
+        assert any(steps["p99"])
+        assert b"secret" not in found.body
+
+
+async def test_history_is_for_who_may_watch_the_mesh() -> None:
+    fake = busy()
+    fake.tokens = {"a": "admin", "c": "client"}
+    async with console(fake) as http:
+        ours = {"x_shoal_console": "1"}
+        assert (await get(http, "/console/history", **ours)).status == 401
+        assert (await get(http, "/console/history", **ours, authorization="Bearer c")).status == 403
+        assert (await get(http, "/console/history", **ours, authorization="Bearer a")).status == 200
+        assert (await get(http, "/console/history", authorization="Bearer a")).status == 403
+        assert (await send(http, "POST", "/console/history", b"", OURS)).status == 404
+        # The edge has no right of its own, and does not try.
+        assert "WatchMesh" not in [name for name, _ in fake.calls]
 
 
 async def test_heads_of_open_pages_count_as_memory_in_flight() -> None:
@@ -387,7 +462,8 @@ async def test_the_watch_goes_on_in_the_name_of_another_page_and_ends_with_the_l
             await two.next()
 
         def watchers() -> list[str]:
-            return [fake.metadata[at]["authorization"] for at, (name, _) in enumerate(fake.calls) if name == "WatchMesh"]
+            names = [fake.metadata[at].get("authorization", "") for at, (name, _) in enumerate(fake.calls) if name == "WatchMesh"]
+            return [name for name in names if name]
 
         await until(lambda: watchers() == ["Bearer a", "Bearer b"])
         await until(lambda: fake.watchers == 1)

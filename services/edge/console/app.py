@@ -4,6 +4,7 @@
 | --- | --- |
 | `GET /`, `GET /console/static/…` | the page |
 | `GET /console/events` | server-sent events: the mesh, then its changes |
+| `GET /console/history` | the last hour and the last requests through this edge, for who may watch the mesh |
 | `POST /console/act` | `{"action": "load", "model": …, "pool": …}`: load, evict, pin, unpin, check |
 
 What it may do is the caller's own right: the credential goes on to the router, which wants the role admin.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import aclosing, closing, nullcontext, suppress
 from typing import Any, Final, Literal
@@ -35,6 +37,7 @@ from services.edge.console.hub import Hub
 from services.edge.credentials import Trust, headers_of, metadata_of
 from services.edge.intake.reading import Intake, Payer
 from services.edge.messages.base import Answer, Problem, json_of, retry_headers
+from services.edge.past.history import History
 from services.edge.routers import Routers
 
 log = logging.getLogger(__name__)
@@ -45,7 +48,9 @@ ACTION_SECONDS: Final = 600.0
 """How long a load may take before the page is told that it goes on by itself."""
 LOOK_SECONDS: Final = 10.0
 _EVENTS: Final = "/console/events"
+_HISTORY: Final = "/console/history"
 _ACT: Final = "/console/act"
+_CALLS: Final = (("GET", _EVENTS), ("GET", _HISTORY), ("POST", _ACT))
 _NO_STORE: Final = (b"cache-control", b"no-store")
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -75,6 +80,7 @@ class Console:
         addresses: Collection[str] = (),
         guards_all: bool = False,
         intake: Intake,
+        history: History | None = None,
     ) -> None:
         self._application = application
         self._routers = routers
@@ -85,7 +91,8 @@ class Console:
         self._guards_all = guards_all
         self._intake = intake
         self._files = Files()
-        self.hub = hub or Hub(routers.watch, routers.may_watch)
+        self._history = history or History(time.time())
+        self.hub = hub or Hub(routers.watch, routers.may_watch, self._see, lambda: state.is_guarded)
         self._about = {"version": VERSION, "routers": sorted(addresses), "digest": self._files.digest}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,12 +116,12 @@ class Console:
 
     async def _answer(self, scope: Scope, headers: dict[str, str], receive: Receive, send: Send, connection: Any) -> None:
         method, path = scope["method"], scope["path"]
-        route = path if path in ("/", _EVENTS, _ACT) else "/console"
+        route = path if path in ("/", _EVENTS, _HISTORY, _ACT) else "/console"
         try:
             found = self._files.get(path, headers) if method in ("GET", "HEAD") else None
             if found is not None:
                 await self._send(send, route, found)
-            elif (method, path) in (("GET", _EVENTS), ("POST", _ACT)):
+            elif (method, path) in _CALLS:
                 check_page(headers, self._origins)
                 metadata = self._metadata(headers, connection)
                 with closing(self._intake.payer(address_of(scope), metadata)) as payer:
@@ -122,6 +129,10 @@ class Console:
                     await payer.take_head(2 * head_bytes(scope))
                     if path == _EVENTS:
                         await self._stream(metadata, send)
+                    elif path == _HISTORY:
+                        await self.hub.check(metadata)
+                        content = json_of(self._history.content(time.time()))
+                        await self._send(send, route, Answer(content, headers=(_NO_STORE,)))
                     else:
                         await self._send(send, route, await self._act(headers, metadata, payer, receive, connection))
             elif path.startswith(ASSETS):
@@ -135,6 +146,9 @@ class Console:
         except Exception:
             log.exception("request of the console failed", extra=fields({"route": route}))
             await self._send(send, route, _told(Problem("INTERNAL", "unexpected error; the edge's log has it")))
+
+    def _see(self, mesh: mesh_pb2.Mesh, now: float) -> None:
+        self._history.note_queue(sum(lane.queued_jobs for lane in mesh.lanes), now)
 
     async def _stream(self, metadata: Metadata, send: Send) -> None:
         """Send the mesh and its changes. Raises Problem and ShoalError before the first byte; sends them as an event after it."""

@@ -17,6 +17,8 @@ from shoal.v1 import inference_pb2, mesh_pb2, models_pb2
 from services.edge.console.changes import Change, changes
 
 EVENTS: Final = 200
+EVENT_CHARACTERS: Final = 1_000
+"""Of an event's text, which may repeat a worker's error."""
 _GONE: Final = 2_000
 """So many removed entries are remembered; a page that is further behind gets everything anew."""
 _LABELS: Final = 32
@@ -113,7 +115,13 @@ class Board:
         return told
 
     def _note(self, change: Change, now: float) -> None:
-        event = {"at": round(now, 3), "tone": change.tone, "text": change.text, "model": change.model, "worker": change.worker}
+        event = {
+            "at": round(now, 3),
+            "tone": change.tone,
+            "text": change.text[:EVENT_CHARACTERS],
+            "model": change.model,
+            "worker": change.worker,
+        }
         self._events.append((self.number, event))
 
 
@@ -160,6 +168,7 @@ def model_content(model: models_pb2.Model) -> dict[str, Any]:
             "pools": list(card.pools),
             "open_labels": card.open_labels,
             "given_entities": card.given_entities,
+            "inputs": [_word(models_pb2.InputKind, kind, "INPUT_KIND_") for kind in card.inputs],
         }
     return content
 

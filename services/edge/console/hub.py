@@ -1,7 +1,8 @@
-"""One WatchMesh for all pages that look on: it begins with the first and ends with the last.
+"""One WatchMesh for all pages that look on, and, while there is none, one of the edge's own for events and the queue's history.
 
 The watch goes on in the name of a page that is there now, and every page's own credential is checked when it comes and once a
-minute, so nobody sees the mesh by another's right.
+minute, so nobody sees the mesh by another's right. Without a page the edge watches in its own name, every ten seconds, where
+routers ask for no credential. Where they do, it asks them nothing, and what happens while no page is open is not known.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from shoal.errors import ShoalError
 from shoal.transport.wire import Metadata
 from shoal.v1 import mesh_pb2
 
+from libs.serving.calls.call import new_request_id
 from services.edge.console.board import Board
 from services.edge.messages.base import Problem, json_of
+from services.edge.past.history import STEP_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +32,15 @@ HEARTBEAT_SECONDS: Final = 15.0
 CHECK_SECONDS: Final = 60.0
 FIRST_PAUSE_SECONDS: Final = 0.5
 LONGEST_PAUSE_SECONDS: Final = 10.0
+WATCH_SECONDS: Final = 1.0
+"""Between two looks at the mesh while there is a page; else STEP_SECONDS."""
+ALONE_PAUSE_SECONDS: Final = 30.0
+"""Between two looks whether the edge may watch in its own name."""
 REFUSED: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 
-Watch = Callable[[Metadata], AsyncGenerator[mesh_pb2.WatchMeshResponse]]
+Watch = Callable[[Metadata, float], AsyncGenerator[mesh_pb2.WatchMeshResponse]]
 Allow = Callable[[Metadata], Awaitable[None]]
+See = Callable[[mesh_pb2.Mesh, float], None]
 
 
 @dataclass(eq=False, slots=True)
@@ -45,17 +53,33 @@ class _Page:
 
 
 class Hub:
-    """`watch` opens WatchMesh, `allow` asks a router whether a caller may; both raise ShoalError."""
+    """`watch` opens WatchMesh, `allow` asks a router whether a caller may; both raise ShoalError. `see` is given each look at the
+    mesh, and the time since 1970. `may_watch_alone`: whether routers ask for no credential, as far as is known."""
 
-    def __init__(self, watch: Watch, allow: Allow) -> None:
+    def __init__(
+        self,
+        watch: Watch,
+        allow: Allow,
+        see: See = lambda mesh, now: None,
+        may_watch_alone: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._watch = watch
         self._allow = allow
-        # The state: what is shown, the pages in the order in which they came, the task that watches, and whether the edge drains.
+        self._see = see
+        self._may_watch_alone = may_watch_alone
+        # The state: what is shown, the pages in the order in which they came, the task that watches and the page in whose name it
+        # does (None: the edge's own), whether it watches without pages, and whether the edge drains.
         self._board = Board()
         self._pages: list[_Page] = []
         self._watching: asyncio.Task[None] | None = None
         self._watcher: _Page | None = None
+        self._is_started = False
         self._is_closed = False
+
+    def start(self) -> None:
+        """Watch from now on, whether or not a page is open."""
+        self._is_started = True
+        self._restart()
 
     @property
     def pages(self) -> int:
@@ -100,6 +124,10 @@ class Hub:
         if self._watching is not None:
             self._watching.cancel()
 
+    async def check(self, metadata: Metadata) -> None:
+        """Raises ShoalError for a caller who may not look at the mesh."""
+        await self._allow(metadata)
+
     async def _check_again(self, metadata: Metadata) -> None:
         """Raises ShoalError if the credential is refused by now; that no router answers is no refusal."""
         try:
@@ -110,8 +138,8 @@ class Hub:
 
     def _enter(self, page: _Page) -> None:
         self._pages.append(page)
-        if self._watching is None:
-            self._watching = asyncio.create_task(self._look())
+        if self._watcher is None:
+            self._restart()
 
     def _leave(self, page: _Page) -> None:
         self._pages.remove(page)
@@ -119,34 +147,41 @@ class Hub:
             self._restart()
 
     def _restart(self) -> None:
-        """Watches on in the name of another page, or not at all."""
+        """Watch on in the name of another page or of the edge, or not at all."""
         if self._watching is not None:
             self._watching.cancel()
         self._watcher = None
-        self._watching = asyncio.create_task(self._look()) if self._pages and not self._is_closed else None
-        if not self._pages:
+        watches = bool(self._pages or self._is_started) and not self._is_closed
+        self._watching = asyncio.create_task(self._look()) if watches else None
+        if not watches:
             self._board.rest()
 
     async def _look(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         while True:
             page = next((one for one in self._pages if one.refusal is None), None)
-            if page is None:
-                self._watching = None
-                return
             self._watcher = page
+            if page is None and not self._may_watch_alone():
+                self._board.rest()
+                await asyncio.sleep(ALONE_PAUSE_SECONDS)
+                continue
+            metadata = page.metadata if page is not None else (("x-request-id", new_request_id()),)
+            interval = WATCH_SECONDS if page is not None else STEP_SECONDS
             try:
-                async with aclosing(self._watch(page.metadata)) as looks:
+                async with aclosing(self._watch(metadata, interval)) as looks:
                     async for look in looks:
-                        self._board.show(look.mesh, time.time())
+                        now = time.time()
+                        self._board.show(look.mesh, now)
+                        self._see(look.mesh, now)
                         self._tell()
                         pause = FIRST_PAUSE_SECONDS
             except ShoalError as error:
-                if error.code in REFUSED:
+                if error.code in REFUSED and page is not None:
                     page.refusal = Problem(error.reason, error.message)
                     page.news.set()
                     continue
                 self._board.fail(error.reason, error.message)
+                pause = max(pause, ALONE_PAUSE_SECONDS if error.code in REFUSED else 0.0)
             except Exception:
                 log.exception("the watch of the mesh failed")
                 self._board.fail("INTERNAL", "the mesh could not be shown: the edge's log says why")

@@ -136,7 +136,7 @@ def _entry(name: str, model: models_pb2.Model, target: Target | None = None) -> 
         "name": name,
         "endpoints": [_ENDPOINTS[task] for task in card.tasks if task in _ENDPOINTS],
         "context_length": card.max_tokens,
-        "inputs": ["text"],
+        "inputs": [models_pb2.InputKind.Name(kind).removeprefix("INPUT_KIND_").lower() for kind in card.inputs] or ["text"],
         "outputs": outputs,
         "dims": {form: number for form, number in dims.items() if number and form in forms},
         "tasks": tasks,

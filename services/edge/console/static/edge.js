@@ -66,8 +66,7 @@ export const post = (path, body, more = {}, signal = undefined) =>
 export const act = async (action, model, pool = "") => (await post("/console/act", { action, model, pool })).json();
 
 // Server-sent events over fetch: EventSource can send no header, and a token belongs into none but a header.
-export async function events(take, signal) {
-  const response = await send("/console/events", { signal });
+async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let waiting = "";
   for (;;) {
@@ -79,7 +78,30 @@ export async function events(take, signal) {
       const lines = waiting.slice(0, end).split("\n");
       waiting = waiting.slice(end + 2);
       const field = (name) => lines.filter((line) => line.startsWith(`${name}: `)).map((line) => line.slice(name.length + 2)).join("\n");
-      if (field("event")) take(field("event"), JSON.parse(field("data")));
+      yield { event: field("event"), data: field("data") };
     }
   }
 }
+
+// The mesh and its changes.
+export async function events(take, signal) {
+  for await (const { event, data } of eventsOf(await send("/console/events", { signal }))) {
+    if (event) take(event, JSON.parse(data));
+  }
+}
+
+// A conversation's next answer while it is written: each chunk of OpenAI's wire goes to `take`. Throws a Failure where it breaks off.
+export async function chat(body, take, signal) {
+  const response = await post("/v1/chat/completions", { ...body, stream: true, stream_options: { include_usage: true } }, {}, signal);
+  const requestId = response.headers.get("x-request-id") || "";
+  for await (const { data } of eventsOf(response)) {
+    if (data === "[DONE]") return requestId;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new Failure(chunk.error.reason || chunk.error.code || "", chunk.error.message, chunk.error.param || "", requestId);
+    take(chunk);
+  }
+  throw new Failure("NO_EDGE", "The connection to the edge was cut before the answer was whole.", "", requestId);
+}
+
+// The last hour and the last requests through this edge.
+export const past = async () => (await send("/console/history")).json();

@@ -1,23 +1,31 @@
-// The frame: views by the address' fragment, theme, token, shortcuts.
+// The frame: views and the open drawer by the address' fragment, theme, token, shortcuts.
 
 import { html, render, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { setToken, token } from "./edge.js";
 import { follow, useMesh } from "./mesh.js";
 import { Dialog, Icon, Notices } from "./parts.js";
 import { cure, seconds, sentence, title } from "./text.js";
-import { MeshView } from "./view-mesh.js";
-import { ModelDrawer, ModelsView } from "./view-models.js";
-import { PlaygroundView } from "./view-playground.js";
+import { ChatView } from "./views/chat.js";
+import { HistoryView } from "./views/history.js";
+import { MeshView } from "./views/mesh.js";
+import { ModelDrawer, ModelsView } from "./views/models.js";
+import { PlaygroundView } from "./views/playground.js";
 
-const VIEWS = [["mesh", "Mesh", MeshView], ["models", "Models", ModelsView], ["playground", "Playground", PlaygroundView]];
+const VIEWS = [["mesh", "Mesh", MeshView], ["history", "History", HistoryView], ["models", "Models", ModelsView], ["playground", "Playground", PlaygroundView], ["chat", "Chat", ChatView]];
+// Views that are for admins alone, and those that need no look at the mesh.
+const NEEDS_ADMIN = ["mesh", "history"];
+const TRIES = ["playground", "chat"];
 const THEMES = [["", "system", "the system's"], ["light", "sun", "light"], ["dark", "moon", "dark"]];
 // Failures of the way to the mesh, whose titles fit above all views.
 const OURS = ["CANNOT_CONNECT", "NO_EDGE", "UNAUTHENTICATED", "PERMISSION_DENIED"];
+const GOES = { gm: "mesh", gh: "history", gc: "models", gp: "playground", gt: "chat" };
 const KEYS = [
   ["/", "Search"],
   ["g m", "Mesh"],
+  ["g h", "History"],
   ["g c", "Models (the catalogue)"],
   ["g p", "Playground"],
+  ["g t", "Chat (talk)"],
   ["↑ ↓", "Go through the list of models"],
   ["Enter", "Open a model"],
   ["Ctrl Enter", "Run the request"],
@@ -26,18 +34,66 @@ const KEYS = [
   ["Esc", "Close what is open"],
 ];
 
+// An address is #/view?query. `open` in it is the model whose drawer is open; the rest is the view's.
 function place() {
   const [name, rest = ""] = location.hash.replace(/^#\/?/, "").split("?");
   const view = VIEWS.some(([known]) => known === name) ? name : "mesh";
-  return { view, query: Object.fromEntries(new URLSearchParams(rest)) };
+  const { open = "", ...query } = Object.fromEntries(new URLSearchParams(rest));
+  return { view, query, drawer: open };
 }
 
+function addressOf(view, query, drawer) {
+  const given = new URLSearchParams(Object.entries({ ...query, open: drawer }).filter(([, value]) => value)).toString();
+  return `#/${view}${given ? `?${given}` : ""}`;
+}
+
+// Quietly: the address follows what is shown, without a step in the browser's history.
 function go(view, query = {}, quietly = false) {
-  const given = new URLSearchParams(Object.entries(query).filter(([, value]) => value)).toString();
-  const hash = `#/${view}${given ? `?${given}` : ""}`;
+  const hash = addressOf(view, query, quietly ? place().drawer : "");
   if (hash === location.hash) return;
-  if (quietly) history.replaceState(null, "", hash);
+  if (quietly) history.replaceState(history.state, "", hash);
   else location.hash = hash;
+}
+
+const sameView = (one, two) => one.view === two.view && addressOf("", one.query, "") === addressOf("", two.query, "");
+
+// Where the page is. `epoch` grows when the address names another view, or another state of this one, so that it begins anew; opening
+// and closing a drawer leaves the view as it is. Views write their state into the address, which is no move.
+function usePlace() {
+  const [where, setWhere] = useState({ ...place(), epoch: 0 });
+  const address = useRef(place());
+  useEffect(() => {
+    const moved = () =>
+      setWhere((before) => {
+        const now = place();
+        const stays = sameView(now, address.current);
+        address.current = now;
+        if (!stays) window.scrollTo(0, 0);
+        return stays ? { ...before, drawer: now.drawer } : { ...now, epoch: before.epoch + 1 };
+      });
+    window.addEventListener("popstate", moved);
+    return () => window.removeEventListener("popstate", moved);
+  }, []);
+  const follow = (view, query, quietly) => {
+    go(view, query, quietly);
+    if (quietly) address.current = place();
+  };
+  const open = (drawer) => {
+    const { view, query } = place();
+    history.pushState({ isDrawer: true }, "", addressOf(view, query, drawer));
+    setWhere((before) => ({ ...before, drawer }));
+  };
+  // Back to where it was opened; an address that was opened with its drawer has nothing before it.
+  const close = () => {
+    if (history.state?.isDrawer) {
+      history.back();
+      return;
+    }
+    const { view, query } = place();
+    history.replaceState(null, "", addressOf(view, query, ""));
+    setWhere((before) => ({ ...before, drawer: "" }));
+  };
+  return { where, go: follow, open, close };
 }
 
 function useTheme() {
@@ -61,16 +117,10 @@ function useTheme() {
 
 function Page() {
   const mesh = useMesh();
-  const [where, setWhere] = useState(place());
-  const [drawer, setDrawer] = useState("");
+  const { where, go, open, close } = usePlace();
   const [help, setHelp] = useState(false);
   const [asksToken, setAsksToken] = useState(false);
   const [theme, changeTheme] = useTheme();
-  useEffect(() => {
-    const moved = () => [setWhere(place()), setDrawer(""), window.scrollTo(0, 0)];
-    window.addEventListener("hashchange", moved);
-    return () => window.removeEventListener("hashchange", moved);
-  }, []);
   useEffect(() => {
     document.title = `${VIEWS.find(([name]) => name === where.view)[1]} · Shoal`;
   }, [where.view]);
@@ -87,11 +137,9 @@ function Page() {
         const field = document.getElementById("search");
         if (field) field.focus();
         else [go("models"), setTimeout(() => document.getElementById("search")?.focus(), 60)];
-      } else if (key === "?") setHelp(true);
+      } else if (GOES[two]) go(GOES[two]);
+      else if (key === "?") setHelp(true);
       else if (key === "t") changeTheme();
-      else if (two === "gm") go("mesh");
-      else if (two === "gc") go("models");
-      else if (two === "gp") go("playground");
     };
     window.addEventListener("keydown", pressed);
     return () => window.removeEventListener("keydown", pressed);
@@ -121,16 +169,16 @@ function Page() {
       ${isRefused && html`<button class="primary" onClick=${() => setAsksToken(true)}>Enter a token</button>`}
     </div>`}
     <main id="main" tabindex="-1" class=${mesh.status === "lost" && mesh.seen ? "old" : ""}>
-      ${where.view === "mesh" && isRefused
+      ${NEEDS_ADMIN.includes(where.view) && isRefused
         ? html`<div class="view"><section class="card"><div class="empty"><h1>The mesh is not shown without the role admin</h1>
             <p>${cure("PERMISSION_DENIED")}</p></div></section></div>`
-        : where.view !== "playground" && mesh.status === "connecting"
+        : !TRIES.includes(where.view) && mesh.status === "connecting"
           ? html`<div class="view"><p class="muted waiting" role="status">Looking at the mesh …</p></div>`
-          : where.view !== "playground" && mesh.status === "lost" && !mesh.seen
+          : !TRIES.includes(where.view) && mesh.status === "lost" && !mesh.seen
             ? html`<div class="view"><section class="card"><div class="empty"><h1>There is no mesh to show</h1><p>${again}</p></div></section></div>`
-            : html`<${View} key=${where.view} query=${where.query} go=${go} open=${setDrawer} />`}
+            : html`<${View} key=${`${where.view} ${where.epoch}`} query=${where.query} go=${go} open=${open} />`}
     </main>
-    ${drawer && html`<${ModelDrawer} key=${drawer} id=${drawer} onClose=${() => setDrawer("")} />`}
+    ${where.drawer && html`<${ModelDrawer} key=${where.drawer} id=${where.drawer} onClose=${close} />`}
     ${asksToken && html`<${Token} onClose=${() => setAsksToken(false)} />`}
     ${help &&
     html`<${Dialog} kind="ask" label="Shortcuts" onClose=${() => setHelp(false)}>

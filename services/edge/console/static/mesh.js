@@ -163,7 +163,7 @@ async function list() {
           card: {
             family: "", revision: "", tasks: model.tasks, forms: model.outputs.filter((form) => form !== "score"),
             dimensions: model.dims.dense || 0, token_dimensions: model.dims.multivector || 0, max_tokens: model.context_length,
-            bytes: 0, data_type: "", labels: [], label_count: 0, prompts: [], pools: [], open_labels: false, given_entities: false,
+            bytes: 0, data_type: "", labels: [], label_count: 0, prompts: [], pools: [], open_labels: false, given_entities: false, inputs: model.inputs || [],
           },
         },
       ]),

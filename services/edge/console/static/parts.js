@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { act } from "./edge.js";
-import { STATES, MEANING, bytes, cure, sentence, share, title } from "./text.js";
+import { STATES, MEANING, bytes, clock, cure, sentence, share, title } from "./text.js";
 
 export const Icon = ({ name }) => html`<svg class="icon" viewBox="0 0 20 20" aria-hidden="true"><path d=${ICONS[name]} /></svg>`;
 
@@ -10,6 +10,8 @@ const ICONS = {
   mesh: "M4 5h5v4H4zM11 5h5v4h-5zM4 11h5v4H4zM11 11h5v4h-5z",
   models: "M4 5.500h12M4 10h12M4 14.500h12",
   playground: "M6.500 4.500v11l9-5.500z",
+  chat: "M4 4.500h12v8.500h-6.500L6 16v-3H4z",
+  history: "M3.500 15.500h13M4.500 12.500l3.500-4 3 2.500 4.500-6",
   key: "M12.500 3.500a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM9.500 10.500l-6 6M5 15l1.500 1.500M7 13l1.500 1.500",
   sun: "M10 6.500a3.500 3.500 0 1 0 0 7 3.500 3.500 0 0 0 0-7zM10 2v2M10 16v2M2 10h2M16 10h2M4.300 4.300l1.400 1.400M14.300 14.300l1.400 1.400M4.300 15.700l1.400-1.400M14.300 5.700l1.400-1.400",
   moon: "M15.500 12A6.500 6.500 0 0 1 8 4.500a6.200 6.200 0 1 0 7.500 7.500z",
@@ -25,6 +27,12 @@ const ICONS = {
 export function State({ state, quiet }) {
   const [word, tone] = STATES[state] || [state, "idle"];
   return html`<span class="state ${tone}" title=${quiet ? undefined : MEANING[state]}><i></i>${word}</span>`;
+}
+
+// What words on the page mean: [[word, meaning]], folded until it is asked for.
+export function Words({ words, label = "What the words mean" }) {
+  return html`<details class="words"><summary>${label}</summary>
+    <dl>${words.map(([word, meaning]) => html`<div key=${word}><dt>${word}</dt><dd>${meaning}</dd></div>`)}</dl></details>`;
 }
 
 export const Chip = ({ children, tone = "" }) => html`<span class="chip ${tone}">${children}</span>`;
@@ -72,6 +80,28 @@ export function Line({ values, width = 160, height = 36, label }) {
     <path class="base" d="M0 ${height - 1}H${width}" />
     ${points.length > 1 && html`<path class="under" d=${`M${begin.toFixed(1)},${height - 1} L${points.join(" ")} L${width},${height - 1}Z`} /><polyline points=${points.join(" ")} />`}
   </svg>`;
+}
+
+// The model by the last part of its name, which is what can be read in a narrow column; its place in the sentence stays.
+function shortened({ text, model }) {
+  const at = model ? text.indexOf(model) : -1;
+  return at < 0 ? text : html`${text.slice(0, at)}<b>${model.slice(model.lastIndexOf("/") + 1)}</b>${text.slice(at + model.length)}`;
+}
+
+export function Events({ events, open }) {
+  return html`<section class="card" aria-labelledby="events">
+    <header><h2 id="events">Events</h2><span class="muted">${events.length ? "open one for the reason" : ""}</span></header>
+    ${!events.length
+      ? html`<p class="muted pad">No events yet. Model loads, evictions and lost workers appear here.</p>`
+      : html`<ol class="events" tabindex="0" aria-label="Events, latest first">
+          ${events.map((event, at) => {
+            const body = html`<time>${clock(event.at)}</time><i class="key ${event.tone}"></i><span>${shortened(event)}</span>`;
+            return html`<li key=${`${event.at} ${event.text} ${events.length - at}`}>
+              ${event.model ? html`<button title=${event.model} onClick=${() => open(event.model)}>${body}</button>` : html`<div>${body}</div>`}
+            </li>`;
+          })}
+        </ol>`}
+  </section>`;
 }
 
 // A dialog of the browser's own: it keeps the focus, Escape closes it, and the focus goes back to where it was.

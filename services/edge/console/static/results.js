@@ -5,7 +5,7 @@ import { Bar } from "./parts.js";
 import { milliseconds, number, plural } from "./text.js";
 
 const STAGES = ["queue", "prepare", "wait", "forward", "finish"];
-const STAGE_WORDS = {
+export const STAGE_WORDS = {
   queue: "in the lane",
   prepare: "tokenising",
   wait: "for a batch and the device",
@@ -52,7 +52,7 @@ function Dense({ texts, rows }) {
   return html`<section>
     <h2>${rows.length > 1 ? "Cosine similarity" : "Vector"}</h2>
     ${rows.length > 1 &&
-    html`<div class="scroll"><table class="heat">
+    html`<div class="scroll" tabindex="0" role="region" aria-label="Cosine similarity"><table class="heat">
       <caption class="hidden">Cosine similarity of each text to each other</caption>
       <thead><tr><td></td>${texts.map((text, at) => html`<th key=${at} scope="col" title=${text}>${at + 1}</th>`)}</tr></thead>
       <tbody>
@@ -148,6 +148,8 @@ export function Scored({ texts, scores, other, models }) {
   </section>`;
 }
 
+const isEmpty = (item) => !["entities", "classifications", "relations", "objects"].some((name) => item[name]?.length) && !item.text && !item.pages && !item.data;
+
 export function Extracted({ texts, items }) {
   const labels = [...new Set(items.flatMap((item) => item.entities.map((one) => one.label)))];
   const hue = (label) => `h${labels.indexOf(label) % 8}`;
@@ -157,11 +159,34 @@ export function Extracted({ texts, items }) {
         ${item.entities.length > 0 && html`<${Spans} text=${texts[at]} entities=${item.entities} hue=${hue} />`}
         ${item.classifications.length > 0 && html`<${Classes} text=${texts[at]} classes=${item.classifications} />`}
         ${item.relations.length > 0 && html`<${Relations} relations=${item.relations} />`}
-        ${!item.entities.length && !item.classifications.length && !item.relations.length && html`<p class="text">${texts[at]}</p><p class="small muted">Nothing was found in this text.</p>`}
+        ${item.objects?.length > 0 && html`<${Regions} name=${texts[at]} objects=${item.objects} />`}
+        ${(item.text || item.pages) && html`<${Read} name=${texts[at]} item=${item} />`}
+        ${item.data && html`<${Data} data=${item.data} />`}
+        ${isEmpty(item) && html`<p class="text">${texts[at]}</p><p class="small muted">Nothing was found in this text.</p>`}
       </div>`,
     )}
     ${labels.length > 0 && html`<ul class="legend">${labels.map((label) => html`<li key=${label}><i class="key ${hue(label)}"></i>${label}</li>`)}</ul>`}
   </section>`;
+}
+
+// What a model read in an image or in the pages of a document.
+function Read({ name, item }) {
+  return html`<h2>${name}</h2>
+    ${item.text && html`<p class="said">${item.text}</p>`}
+    ${(item.pages || []).map((one) => html`<div key=${one.page}><p class="small muted">page ${one.page}${one.is_text_layer ? ", its text layer" : ""}</p><p class="said">${one.text}</p></div>`)}`;
+}
+
+const rounded = (key, value) => (typeof value === "number" ? Number(value.toFixed(4)) : value);
+
+function Data({ data }) {
+  return html`<h2>By the schema</h2><pre class="data" tabindex="0" aria-label="What was found by the schema"><code>${JSON.stringify(data, rounded, 2)}</code></pre>`;
+}
+
+function Regions({ name, objects }) {
+  return html`<h2>${name}</h2><div class="scroll" tabindex="0" role="region" aria-label="What was found"><table class="relations">
+    <thead><tr><th>Label</th><th>Left, top, right, bottom</th><th class="n">Score</th></tr></thead>
+    <tbody>${objects.slice(0, 100).map((one, at) => html`<tr key=${at}><td>${one.label}</td><td class="muted">${one.bbox.map(Math.round).join(", ")}</td><td class="n">${one.score.toFixed(2)}</td></tr>`)}</tbody>
+  </table></div>`;
 }
 
 // Offsets count code points. The widest entity at a place is coloured; those within it are underlined.
@@ -195,7 +220,7 @@ function Classes({ text, classes }) {
 }
 
 function Relations({ relations }) {
-  return html`<div class="scroll"><table class="relations">
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="What was found"><table class="relations">
     <thead><tr><th>From</th><th>Relation</th><th>To</th><th class="n">Score</th></tr></thead>
     <tbody>${relations.map((one, at) => html`<tr key=${at}><td>${one.head}</td><td class="muted">${one.relation}</td><td>${one.tail}</td><td class="n">${one.score.toFixed(2)}</td></tr>`)}</tbody>
   </table></div>`;

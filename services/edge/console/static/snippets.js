@@ -1,9 +1,19 @@
-// The request of the playground, as programs and shells would send it. Pure. Tokens are named, never shown.
+// The request of the playground and the chat, as programs and shells would send it. Pure. Tokens are named, never shown; of files
+// the name is, and programs read them.
 
 const shell = (text) => `'${String(text).replaceAll("'", "'\\''")}'`;
 
+// An expression of Python as it stands.
+class Expression {
+  constructor(text) {
+    this.text = text;
+  }
+}
+
 // A literal of Python: lists on one line, objects as dicts.
 function py(value) {
+  if (value instanceof Expression) return value.text;
+  if (value === null) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";
   if (Array.isArray(value)) return `[${value.map(py).join(", ")}]`;
   if (value && typeof value === "object") return `{${Object.entries(value).map(([key, one]) => `${py(key)}: ${py(one)}`).join(", ")}}`;
@@ -12,9 +22,32 @@ function py(value) {
 
 const pretty = (value) => JSON.stringify(value, null, 2);
 
-// `ask`: {verb, model, texts, query, role, forms, task, labels, relations, threshold, multi, pool, adapter, priority, tenant}
-export function body(ask) {
-  const items = ask.texts.map((text) => ({ text }));
+// `ask`: {verb, model, texts, files, query, role, forms, task, labels, relations, threshold, multi, schema, instruction, pool,
+// adapter, priority, tenant}; of a chat {verb, model, messages, system, temperature, maxTokens, schema}. `dataOf`: a file's base64.
+export function body(ask, dataOf = (file) => file.data) {
+  return ask.verb === "chat" ? chatBody(ask) : verbBody(ask, dataOf);
+}
+
+function chatBody(ask) {
+  const system = ask.system ? [{ role: "system", content: ask.system }] : [];
+  return {
+    model: ask.model,
+    messages: [...system, ...ask.messages],
+    ...(ask.temperature !== null ? { temperature: ask.temperature } : {}),
+    ...(ask.maxTokens !== null ? { max_tokens: ask.maxTokens } : {}),
+    ...(ask.schema ? { response_format: { type: "json_schema", json_schema: { name: "answer", schema: ask.schema } } } : {}),
+  };
+}
+
+function itemsOf(ask, dataOf) {
+  const files = ask.files.map((file) =>
+    file.kind === "document" ? { document: { data: dataOf(file), format: "pdf" } } : { images: [{ data: dataOf(file) }] },
+  );
+  return [...ask.texts.map((text) => ({ text })), ...files];
+}
+
+function verbBody(ask, dataOf) {
+  const items = itemsOf(ask, dataOf);
   const common = { ...(ask.pool ? { pool: ask.pool } : {}), ...(ask.priority ? { priority: ask.priority } : {}) };
   const adapter = ask.adapter ? { lora_id: ask.adapter } : {};
   if (ask.verb === "score") return { query: { text: ask.query }, items, ...(ask.adapter ? { options: adapter } : {}), ...common };
@@ -23,69 +56,114 @@ export function body(ask) {
     const params = { ...(ask.forms.length ? { output_types: ask.forms } : {}), ...(Object.keys(options).length ? { options } : {}) };
     return { items, ...(Object.keys(params).length ? { params } : {}), ...common };
   }
+  return { items, params: extractParams(ask, adapter), ...common };
+}
+
+function extractParams(ask, adapter) {
   const options = {
-    ...(ask.threshold !== null ? { threshold: ask.threshold } : {}),
+    ...(ask.threshold !== null && ask.task !== "text" ? { threshold: ask.threshold } : {}),
     task: ask.task,
     ...(ask.task === "classify" ? { classification_type: ask.multi ? "multi-label" : "single-label" } : {}),
     ...(ask.task === "relations" ? { relation_labels: ask.relations } : {}),
     ...adapter,
   };
-  const params = { ...(ask.labels.length ? { labels: ask.labels } : {}), ...(Object.keys(options).length ? { options } : {}) };
-  return { items, ...(Object.keys(params).length ? { params } : {}), ...common };
+  if (ask.task === "structure") return { output_schema: ask.schema || {}, options };
+  if (ask.task === "text") return { ...(ask.instruction ? { instruction: ask.instruction } : {}), options };
+  return { ...(ask.labels.length ? { labels: ask.labels } : {}), options };
 }
 
-export const path = (ask) => `/v1/${ask.verb}/${ask.model.split("/").map(encodeURIComponent).join("/")}`;
+const encodedPath = (model) => model.split("/").map(encodeURIComponent).join("/");
 
-export const KINDS = ["curl", "openai", "shoal", "grpcurl"];
+export const path = (ask) => (ask.verb === "chat" ? "/v1/chat/completions" : `/v1/${ask.verb}/${encodedPath(ask.model)}`);
+
+// Whether OpenAI's own call for vectors can say it.
+const isOpenaiEncode = (ask) =>
+  ask.verb === "encode" && !ask.files.length && (!ask.forms.length || (ask.forms.length === 1 && ask.forms[0] === "dense")) && !ask.adapter && !ask.pool && !ask.priority;
+
+const embeddings = (ask) => ({ model: ask.model, input: ask.texts, role: ask.role || "document" });
+
+// What most programs speak comes first: for Encode OpenAI's wire.
+export function kindsOf(ask) {
+  if (ask.verb === "chat") return ["curl", "openai"];
+  const kinds = ["curl", "openai", "shoal", ...(ask.verb === "extract" && ask.task === "structure" ? [] : ["grpcurl"])];
+  return isOpenaiEncode(ask) ? ["OpenAI curl", ...kinds] : kinds;
+}
 
 export function snippet(kind, ask, { origin, router, hasToken }) {
-  if (kind === "curl") return curl(ask, origin, hasToken);
+  if (kind === "OpenAI curl") return curl("/v1/embeddings", embeddings(ask), ask, origin, hasToken);
+  if (kind === "curl") return curl(path(ask), body(ask, marked(ask)), ask, origin, hasToken);
   if (kind === "openai") return openai(ask, origin, hasToken);
   if (kind === "shoal") return shoal(ask, router, hasToken);
   return grpcurl(ask, router, hasToken);
 }
 
-function curl(ask, origin, hasToken) {
-  const lines = [`curl -s ${origin}${path(ask)}`, `-H 'content-type: application/json'`];
+// Stands for a file in JSON until the shell's command that reads it is put there: a character for private use, and a number.
+const mark = (at) => `\uE000${at}\uE000`;
+const marked = (ask) => (file) => mark((ask.files || []).indexOf(file));
+
+// The JSON as an argument; with files as a document on standard input, in which the shell replaces commands.
+function given(text, files, flag, document) {
+  if (!files?.length) return [flag(shell(text)), ""];
+  let escaped = text.replace(/[\\$`]/g, "\\$&");
+  files.forEach((file, at) => (escaped = escaped.replaceAll(mark(at), `$(base64 -w0 ${shell(file.name)})`)));
+  return [document, ` <<END\n${escaped}\nEND`];
+}
+
+function curl(where, content, ask, origin, hasToken) {
+  const lines = [`curl -s ${origin}${where}`, `-H 'content-type: application/json'`];
   if (hasToken) lines.push(`-H "authorization: Bearer $SHOAL_TOKEN"`);
   if (ask.tenant) lines.push(`-H ${shell(`x-shoal-tenant: ${ask.tenant}`)}`);
-  return [...lines, `-d ${shell(JSON.stringify(body(ask)))}`].join(" \\\n  ");
+  const [argument, rest] = given(JSON.stringify(content), ask.files, (text) => `-d ${text}`, "-d @-");
+  return [...lines, argument].join(" \\\n  ") + rest;
 }
 
 function openai(ask, origin, hasToken) {
   const tenant = ask.tenant ? `, default_headers={"x-shoal-tenant": ${py(ask.tenant)}}` : "";
   const key = hasToken ? `os.environ["SHOAL_TOKEN"]` : `"none is asked for"`;
-  const head = `${hasToken ? "import os\n" : ""}import openai\n\nclient = openai.OpenAI(base_url="${origin}/v1", api_key=${key}${tenant})\n`;
-  const dense = !ask.forms.length || (ask.forms.length === 1 && ask.forms[0] === "dense");
-  if (ask.verb === "encode" && dense && !ask.adapter && !ask.pool && !ask.priority) {
+  const imports = [...(ask.files?.length ? ["import base64\n"] : []), ...(hasToken ? ["import os\n"] : [])].join("");
+  const head = `${imports}import openai\n\nclient = openai.OpenAI(base_url="${origin}/v1", api_key=${key}${tenant})\n`;
+  if (ask.verb === "chat") {
+    const fields = Object.entries(body(ask)).map(([name, value]) => `${name}=${py(value)}`).join(", ");
+    return `${head}for chunk in client.chat.completions.create(${fields}, stream=True):\n    print(chunk.choices[0].delta.content or "", end="", flush=True)`;
+  }
+  if (isOpenaiEncode(ask)) {
     const role = `, extra_body={"role": ${py(ask.role || "document")}}`;
     return `${head}answer = client.embeddings.create(model=${py(ask.model)}, input=${py(ask.texts)}${role})\nprint(answer.data[0].embedding[:4])`;
   }
   // What OpenAI's wire has no call for goes to the edge's own path by the same client.
-  return `${head}answer = client.post(${py(path(ask).replace("/v1", ""))}, cast_to=object, body=${py(body(ask))})\nprint(answer)`;
+  const dataOf = (file) => new Expression(`base64.b64encode(open(${py(file.name)}, "rb").read()).decode()`);
+  return `${head}answer = client.post(${py(path(ask).replace("/v1", ""))}, cast_to=object, body=${py(body(ask, dataOf))})\nprint(answer)`;
 }
 
 function shoal(ask, router, hasToken) {
   const more = (names) => names.filter(([, value]) => value).map(([name, value]) => `, ${name}=${py(value)}`).join("");
   const common = [["adapter", ask.adapter], ["pool", ask.pool], ["priority", ask.priority]];
-  const head = `${hasToken ? "import os\n" : ""}import shoal\n\nclient = shoal.Client(${py(router)}${hasToken ? `, token=os.environ["SHOAL_TOKEN"]` : ""}${ask.tenant ? `, tenant=${py(ask.tenant)}` : ""})\n`;
+  const imports = [...(hasToken ? ["import os\n"] : []), ...(ask.files.length ? ["from pathlib import Path\n"] : [])].join("");
+  const head = `${imports}import shoal\n\nclient = shoal.Client(${py(router)}${hasToken ? `, token=os.environ["SHOAL_TOKEN"]` : ""}${ask.tenant ? `, tenant=${py(ask.tenant)}` : ""})\n`;
+  const fileOf = (file) => new Expression(file.kind === "document" ? `shoal.Document(Path(${py(file.name)}))` : `Path(${py(file.name)})`);
+  const items = py([...ask.texts, ...ask.files.map(fileOf)]);
   if (ask.verb === "encode") {
     const forms = ask.forms.map((form) => (form === "multivector" ? "multi_vector" : form));
-    const call = `client.encode(${py(ask.model)}, ${py(ask.texts)}, role=${py(ask.role || "document")}${forms.length ? `, representations=${py(forms)}` : ""}${more(common)})`;
+    const call = `client.encode(${py(ask.model)}, ${items}, role=${py(ask.role || "document")}${forms.length ? `, representations=${py(forms)}` : ""}${more(common)})`;
     return `${head}answer = ${call}\nprint(answer.timings)`;
   }
-  if (ask.verb === "score") return `${head}answer = client.score(${py(ask.model)}, ${py(ask.query)}, ${py(ask.texts)}${more(common)})\nprint(answer.ranking, answer.scores)`;
+  if (ask.verb === "score") return `${head}answer = client.score(${py(ask.model)}, ${py(ask.query)}, ${items}${more(common)})\nprint(answer.ranking, answer.scores)`;
   const threshold = ask.threshold !== null ? `, threshold=${ask.threshold}` : "";
   const tasks = {
     entities: `shoal.Entities(labels=${py(ask.labels)}${threshold})`,
     classify: `shoal.Classify(labels=${py(ask.labels)}, multi_label=${ask.multi ? "True" : "False"}${threshold})`,
     relations: `shoal.Relations(labels=${py(ask.relations)}, entity_labels=${py(ask.labels)}${threshold})`,
+    regions: `shoal.Regions(labels=${py(ask.labels)}${threshold})`,
+    structure: `shoal.Schema.from_dict(${py(ask.schema || {})})`,
+    text: `shoal.ReadText(kind="ocr"${ask.instruction ? `, instruction=${py(ask.instruction)}` : ""})`,
   };
-  return `${head}answer = client.extract(${py(ask.model)}, ${py(ask.texts)}, ${tasks[ask.task]}${more(common)})\nprint(answer)`;
+  return `${head}answer = client.extract(${py(ask.model)}, ${items}, ${tasks[ask.task]}${more(common)})\nprint(answer)`;
 }
 
 function grpcurl(ask, router, hasToken) {
-  const items = ask.texts.map((text) => ({ text }));
+  const dataOf = marked(ask);
+  const files = ask.files.map((file) => (file.kind === "document" ? { parts: [{ document: { data: dataOf(file) } }] } : { image: { data: dataOf(file) } }));
+  const items = [...ask.texts.map((text) => ({ text })), ...files];
   const common = { ...(ask.adapter ? { adapter: ask.adapter } : {}), ...(ask.pool ? { pool: ask.pool } : {}), ...(ask.priority ? { priority: `PRIORITY_${ask.priority.toUpperCase()}` } : {}) };
   const threshold = ask.threshold !== null ? { threshold: ask.threshold } : {};
   const forms = ask.forms.map((form) => `REPRESENTATION_${form === "multivector" ? "MULTI_VECTOR" : form.toUpperCase()}`);
@@ -99,6 +177,8 @@ function grpcurl(ask, router, hasToken) {
         entities: { entities: { labels: ask.labels, ...threshold } },
         classify: { classify: { labels: ask.labels, multi_label: Boolean(ask.multi), ...threshold } },
         relations: { relations: { labels: ask.relations, entity_labels: ask.labels, ...threshold } },
+        regions: { regions: { labels: ask.labels, ...threshold } },
+        text: { text: { kind: "KIND_OCR", ...(ask.instruction ? { instruction: ask.instruction } : {}) } },
       }[ask.task],
     },
   }[ask.verb];
@@ -106,5 +186,6 @@ function grpcurl(ask, router, hasToken) {
   const lines = ["grpcurl -plaintext"];
   if (hasToken) lines.push(`-H "authorization: Bearer $SHOAL_TOKEN"`);
   if (ask.tenant) lines.push(`-H ${shell(`x-shoal-tenant: ${ask.tenant}`)}`);
-  return [...lines, `-d ${shell(pretty({ ...message, ...common }))}`, `${router.replace(/^dns:\/\/\//, "")} shoal.v1.InferenceService/${method}`].join(" \\\n  ");
+  const [argument, rest] = given(pretty({ ...message, ...common }), ask.files, (text) => `-d ${text}`, "-d @");
+  return [...lines, argument, `${router.replace(/^dns:\/\/\//, "")} shoal.v1.InferenceService/${method}`].join(" \\\n  ") + rest;
 }

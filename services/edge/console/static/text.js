@@ -91,12 +91,20 @@ export const STATES = {
   absent: ["Absent", "idle"],
 };
 
+// What the words of lanes mean.
+export const LANE_WORDS = {
+  waiting: "Jobs in the lane that no worker has taken yet.",
+  leased: "Tokens that workers have taken and not answered yet. A lease that runs out, because its worker died, puts its jobs back.",
+  expired: "Jobs whose deadline passed while they waited: the caller was told so.",
+  dead: "Jobs given up after several workers died with them: the caller was told so.",
+};
+
 export const MEANING = {
-  resident: "on a worker's device",
-  warm: "in a worker's host memory",
+  resident: "on a worker's device: it answers at once",
+  warm: "in a worker's host memory: moving it to the device takes about a second",
   loading: "on its way to a device",
-  downloading: "on its way to a disk",
-  cold: "on a worker's disk",
-  failed: "could not be loaded",
-  absent: "on no worker",
+  downloading: "on its way to a worker's disk",
+  cold: "on a worker's disk: the first request waits until it is loaded",
+  failed: "could not be loaded: open it for the reason",
+  absent: "on no worker: the first request has one look for it in its stores",
 };

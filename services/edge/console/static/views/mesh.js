@@ -1,9 +1,9 @@
 // What the mesh does now.
 
-import { html, useRef, useState } from "./vendor/htm-preact.js";
-import { useMesh } from "./mesh.js";
-import { Bar, Chip, Empty, Line, Memory } from "./parts.js";
-import { bytes, clock, number, plural, seconds, share, short } from "./text.js";
+import { html, useRef, useState } from "../vendor/htm-preact.js";
+import { useMesh } from "../mesh.js";
+import { Bar, Chip, Empty, Events, Line, Memory, Words } from "../parts.js";
+import { LANE_WORDS, bytes, number, plural, seconds, share, short } from "../text.js";
 
 export function MeshView({ open }) {
   const mesh = useMesh();
@@ -34,7 +34,7 @@ export function MeshView({ open }) {
         <${Workers} workers=${workers} models=${mesh.models} open=${open} />
       </div>
       <div class="side">
-        <${Pools} pools=${mesh.pools} workers=${workers} scheduler=${mesh.scheduler} />
+        <${Pools} pools=${mesh.pools} workers=${workers} scheduler=${mesh.scheduler} isFixed=${mesh.processes.size > 0} />
         <${Events} events=${mesh.events} open=${open} />
         <${Processes} processes=${[...mesh.processes.values()]} />
       </div>
@@ -66,8 +66,8 @@ function Lanes({ lanes, open }) {
     <header><h2 id="lanes">Lanes</h2><span class="muted">${lanes.length ? "oldest first" : ""}</span></header>
     ${!lanes.length
       ? html`<${Empty} heading="No lane has work yet">A lane appears with the first request for a model. Try one in the <a href="#/playground">playground</a>.<//>`
-      : html`<div class="scroll"><table class="lanes">
-          <thead><tr><th>Model</th><th class="load">Waiting, at work</th><th class="n">Tokens</th><th class="n">Oldest</th><th class="n">Done/s</th><th class="n">Lost</th></tr></thead>
+      : html`<div class="scroll" tabindex="0" role="region" aria-label="Table of lanes"><table class="lanes">
+          <thead><tr><th>Model</th><th class="load">Leased, waiting</th><th class="n">Tokens</th><th class="n">Oldest</th><th class="n">Done/s</th><th class="n">Expired, dead</th></tr></thead>
           <tbody>
             ${shown.map(
               (lane) => html`<tr key=${lane.key}>
@@ -82,16 +82,19 @@ function Lanes({ lanes, open }) {
                   </span>
                   <span class="sub">${lane.queued_jobs ? `${plural(lane.queued_jobs, "job")} waiting` : "nothing waits"}</span>
                 </td>
-                <td class="n" title="${number(lane.queued_tokens)} wait, ${number(lane.leased_tokens)} at work">${short(lane.queued_tokens + lane.leased_tokens)}</td>
+                <td class="n" title="${number(lane.queued_tokens)} wait, ${number(lane.leased_tokens)} leased">${short(lane.queued_tokens + lane.leased_tokens)}</td>
                 <td class="n ${lane.oldest > 10 ? "bad" : ""}">${lane.oldest ? seconds(lane.oldest) : "–"}</td>
                 <td class="n">${lane.rate ? short(lane.rate) : "–"}</td>
-                <td class="n ${lane.dead ? "bad" : ""}" title="${number(lane.expired)} expired, ${number(lane.dead)} given up, ${number(lane.cancelled)} cancelled">
-                  ${lane.expired + lane.dead ? number(lane.expired + lane.dead) : "–"}
+                <td class="n ${lane.dead ? "bad" : ""} ${lane.expired + lane.dead ? "" : "none"}" title="${number(lane.expired)} expired, ${number(lane.dead)} dead, ${number(lane.cancelled)} cancelled">
+                  ${lane.expired + lane.dead ? `${number(lane.expired)}, ${number(lane.dead)}` : "–"}
                 </td>
               </tr>`,
             )}
           </tbody>
         </table></div>`}
+    ${lanes.length > 0 &&
+    html`<ul class="legend pad"><li><i class="key leased"></i>leased</li><li><i class="key waits"></i>waiting</li></ul>
+      <${Words} words=${Object.entries(LANE_WORDS)} label="What waiting, leased, expired and dead mean" />`}
     ${sorted.length > FEW_LANES &&
     html`<footer><button class="link" onClick=${() => setAll(!all)}>${all ? "Show fewer" : `Show all ${number(sorted.length)} lanes`}</button></footer>`}
   </section>`;
@@ -155,7 +158,8 @@ function Worker({ worker, places, open }) {
   </li>`;
 }
 
-function Pools({ pools, workers, scheduler }) {
+// In a mesh of `shoal up` nothing starts workers: what the scheduler would ask for is a hint there, and no alarm.
+function Pools({ pools, workers, scheduler, isFixed }) {
   const ready = new Map();
   for (const worker of workers) {
     if (!worker.draining) ready.set(worker.pool, (ready.get(worker.pool) || 0) + 1);
@@ -172,38 +176,17 @@ function Pools({ pools, workers, scheduler }) {
               const wanted = pools.get(name)?.desired;
               const has = ready.get(name) || 0;
               return html`<tr key=${name}>
-                <td>${name}</td><td class="n ${wanted > has ? "warn" : ""}">${has}</td><td class="n">${wanted ?? html`<span class="muted">–</span>`}</td>
+                <td>${name}</td><td class="n ${wanted > has && !isFixed ? "warn" : ""}">${has}</td><td class="n ${isFixed ? "muted" : ""}">${wanted ?? html`<span class="muted">–</span>`}</td>
               </tr>`;
             })}
           </tbody>
         </table>`}
+    ${isFixed && pools.size > 0 && html`<p class="pad small muted fixed">Nothing starts workers here (<code>shoal up</code>): wanted is what an autoscaler would be asked for.</p>`}
     <p class="pad small scheduler">
       ${scheduler && scheduler.id
         ? html`<span class="muted">Scheduler</span> ${scheduler.id} <span class="muted">planned ${seconds(scheduler.age)} ago</span>`
         : html`<span class="muted">No scheduler leads: workers claim models by themselves.</span>`}
     </p>
-  </section>`;
-}
-
-// The model by the last part of its name, which is what can be read in a narrow column; its place in the sentence stays.
-function told({ text, model }) {
-  const at = model ? text.indexOf(model) : -1;
-  return at < 0 ? text : html`${text.slice(0, at)}<b>${model.slice(model.lastIndexOf("/") + 1)}</b>${text.slice(at + model.length)}`;
-}
-
-function Events({ events, open }) {
-  return html`<section class="card" aria-labelledby="events">
-    <header><h2 id="events">Events</h2><span class="muted">${events.length ? "open one for the reason" : ""}</span></header>
-    ${!events.length
-      ? html`<p class="muted pad">Nothing has happened while somebody looked: loads, evictions and lost workers appear here.</p>`
-      : html`<ol class="events" tabindex="0" aria-label="Events, latest first">
-          ${events.map((event, at) => {
-            const body = html`<time>${clock(event.at)}</time><i class="key ${event.tone}"></i><span>${told(event)}</span>`;
-            return html`<li key=${`${event.at} ${event.text} ${events.length - at}`}>
-              ${event.model ? html`<button title=${event.model} onClick=${() => open(event.model)}>${body}</button>` : html`<div>${body}</div>`}
-            </li>`;
-          })}
-        </ol>`}
   </section>`;
 }
 

@@ -1,10 +1,11 @@
 // The catalogue, and one model with what can be done to it.
 
-import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/htm-preact.js";
-import { act } from "./edge.js";
-import { mesh as known, useMesh } from "./mesh.js";
-import { Chip, Confirm, Dialog, Empty, Icon, Problem, State } from "./parts.js";
-import { STATES, bytes, number, plural, seconds, sentence, short } from "./text.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
+import { tryAddress } from "../cards.js";
+import { act } from "../edge.js";
+import { mesh as known, useMesh } from "../mesh.js";
+import { Chip, Confirm, Dialog, Empty, Icon, Problem, State, Words } from "../parts.js";
+import { MEANING, STATES, bytes, number, plural, seconds, sentence, short } from "../text.js";
 
 const ROW = 56;
 const AROUND = 6;
@@ -70,7 +71,7 @@ export function ModelsView({ query, go, open }) {
         ? html`<section class="card"><${Empty} heading="No model matches"
             action=${html`<button onClick=${reset}>Show all</button>${/^[^\s/]+\/[^\s/]+$/.test(text) && html`<button class="primary" onClick=${() => setAsked(text)}>Load ${text}</button>`}`}>
             A model that no worker knows can be loaded by its whole name, <code>org/name</code>.<//></section>`
-        : html`<${Rows} models=${shown} open=${open} />`}
+        : html`<${Words} words=${ORDER.map((one) => [STATES[one][0], MEANING[one]])} label="What the states mean" /><${Rows} models=${shown} open=${open} />`}
     ${asked !== null && (asked ? html`<${Confirm} action="load" model=${asked} pools=${pools()} onClose=${() => setAsked(null)} />` : html`<${ByName} onClose=${() => setAsked(null)} />`)}
   </div>`;
 }
@@ -213,12 +214,10 @@ export function ModelDrawer({ id, onClose }) {
         <button class=${resident ? "" : "primary"} onClick=${() => setAsked("load")}>${resident ? "Load one more" : "Load"}</button>
         <button disabled=${!resident} onClick=${() => setAsked("evict")}>Evict</button>
         <button disabled=${!resident && !pinned} onClick=${() => setAsked(pinned ? "unpin" : "pin")}>${pinned ? "Unpin" : "Pin"}</button>
-        <button onClick=${run} disabled=${checking}>${checking ? "Checking …" : "Check"}</button>
-        <a class="button" href=${`#/playground?model=${encodeURIComponent(id)}`} onClick=${onClose}>Try it</a>
+        <button class="check-again" onClick=${run} disabled=${checking}>${checking ? "Checking …" : "Check"}</button>
+        <a class="button" href=${tryAddress(id, model)}>Try it</a>
       </div>`}
       ${model?.error && html`<div class="problem"><strong>The last load failed</strong><p>${model.error}</p></div>`}
-      ${check?.failure && html`<${Problem} failure=${check.failure} />`}
-      ${check?.answer && html`<${Why} answer=${check.answer} />`}
       ${places.length > 0 &&
       html`<h3>Where it is</h3>
         <ul class="places">
@@ -241,25 +240,31 @@ export function ModelDrawer({ id, onClose }) {
         </ul>`}
       ${card && html`<${Card} card=${card} />`}
       ${!model && html`<p class="muted">No worker knows this model. Load it to have one look for it in its stores.</p>`}
+      ${mesh.status !== "refused" && html`<${Why} check=${check} />`}
     </div>
     ${asked && html`<${Confirm} action=${asked} model=${id} pools=${pools()} onClose=${() => setAsked("")} />`}
   <//>`;
 }
 
-function Why({ answer }) {
+// Last, since it arrives later and is of any length: nothing moves when it does.
+function Why({ check }) {
+  const { answer, failure } = check || {};
   return html`<h3>Why</h3>
-    <p>${sentence(answer.message)}</p>
-    ${answer.plan && html`<p class="muted">The scheduler's last plan: ${sentence(answer.plan).replace(/^./, (letter) => letter.toLowerCase())}</p>`}
-    ${answer.workers.length > 0 &&
-    html`<ul class="why">
-      ${answer.workers.map(
-        (one) => html`<li key=${one.id}>
-          <i class="key ${one.eligible ? "good" : "idle"}"></i>
-          <div><strong>${one.id}</strong> <span class="muted">${one.pool}</span><p>${sentence(one.reason)}</p></div>
-          <span class="n" title="How well it suits, 0 to 1">${one.score.toFixed(2)}</span>
-        </li>`,
-      )}
-    </ul>`}`;
+    ${!check && html`<p class="muted" role="status">Asking the router …</p>`}
+    ${failure && html`<${Problem} failure=${failure} />`}
+    ${answer &&
+    html`<p>${sentence(answer.message)}</p>
+      ${answer.plan && html`<p class="muted">The scheduler's last plan: ${sentence(answer.plan).replace(/^./, (letter) => letter.toLowerCase())}</p>`}
+      ${answer.workers.length > 0 &&
+      html`<ul class="why">
+        ${answer.workers.map(
+          (one) => html`<li key=${one.id}>
+            <i class="key ${one.eligible ? "good" : "idle"}"></i>
+            <div><strong>${one.id}</strong> <span class="muted">${one.pool}</span><p>${sentence(one.reason)}</p></div>
+            <span class="n" title="How well it suits, 0 to 1">${one.score.toFixed(2)}</span>
+          </li>`,
+        )}
+      </ul>`}`}`;
 }
 
 function Card({ card }) {

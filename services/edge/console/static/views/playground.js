@@ -1,42 +1,60 @@
 // Tries a model: one request, its answer, where the time went, and the same request for programs.
 
-import { html, useEffect, useMemo, useRef, useState } from "./vendor/htm-preact.js";
-import { post, token } from "./edge.js";
-import { useMesh } from "./mesh.js";
-import { Copy, Empty, Problem } from "./parts.js";
-import { Encoded, Extracted, Scored, Timings, timingsOf } from "./results.js";
-import { KINDS, body, path, snippet } from "./snippets.js";
+import { html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
+import { extractTasks, serves, takes, useUsual, writes } from "../cards.js";
+import { post } from "../edge.js";
+import { Files } from "../files.js";
+import { useMesh } from "../mesh.js";
+import { Empty, Problem } from "../parts.js";
+import { Encoded, Extracted, Scored, Timings, timingsOf } from "../results.js";
+import { body, path } from "../snippets.js";
+import { Snippets } from "./snippets.js";
 
 const VERBS = [["encode", "Encode"], ["score", "Score"], ["extract", "Extract"]];
-const EXTRACT_TASKS = ["entities", "classify", "relations"];
+const MAX_TEXT = 200_000;
+const MAX_LINE = 4_000;
+const MAX_SCHEMA = 32_000;
 const SAMPLES = {
   encode: "A shoal of herring turns as one.\nFish swim together in large groups.\nThe bakery opens at seven.",
   score: "Herring form schools of up to a billion fish.\nThe bakery opens at seven.\nPredators find it hard to single out one fish in a school.\nA carpenter planes a table.",
   extract: "Marie Curie moved from Warsaw to Paris in 1891 and worked at the Sorbonne.",
 };
 const QUERY = "Why do fish swim in schools?";
-const LABELS = { entities: "person, city, organisation, date", classify: "science, sport, cooking", relations: "worked at, moved to" };
-
-const serves = (model, verb) => {
-  const tasks = model.card?.tasks;
-  if (!tasks?.length) return true;
-  return verb === "extract" ? EXTRACT_TASKS.some((task) => tasks.includes(task)) : tasks.includes(verb);
-};
+const LABELS = { entities: "person, city, organisation, date", classify: "science, sport, cooking", relations: "worked at, moved to", regions: "fish, boat, person" };
+const SCHEMA = `{
+  "entities": ["person", "city"],
+  "structures": { "move": { "fields": ["person", "from", "to", "year"] } }
+}`;
+const TASK_WORDS = { entities: "Entities", classify: "Classify", relations: "Relations", regions: "Regions", structure: "Structure", text: "Text" };
+const HAS_LABELS = ["entities", "classify", "relations", "regions"];
 
 const list = (text) => text.split(",").map((one) => one.trim()).filter(Boolean);
 const lines = (text) => text.split("\n").map((one) => one.trim()).filter(Boolean);
+
+// The object that a schema's text stands for, or why there is none.
+export function schemaOf(text) {
+  try {
+    const schema = JSON.parse(text);
+    return schema && typeof schema === "object" && !Array.isArray(schema) ? [schema, ""] : [null, "The schema must be a JSON object."];
+  } catch (error) {
+    return [null, `The schema is not JSON: ${error.message}`];
+  }
+}
 
 export function PlaygroundView({ query, go }) {
   const mesh = useMesh();
   const [verb, setVerb] = useState(VERBS.some(([name]) => name === query.verb) ? query.verb : "encode");
   const [model, setModel] = useState(query.model || null);
-  const [texts, setTexts] = useState({ ...SAMPLES });
+  const [written, setWritten] = useState({ ...SAMPLES });
   const [question, setQuestion] = useState(QUERY);
   const [role, setRole] = useState("document");
   const [form, setForm] = useState("");
   const [task, setTask] = useState("entities");
   const [labels, setLabels] = useState({ ...LABELS });
   const [kinds, setKinds] = useState("person, city, organisation");
+  const [schema, setSchema] = useState(SCHEMA);
+  const [instruction, setInstruction] = useState("");
+  const [files, setFiles] = useState([]);
   const [threshold, setThreshold] = useState("");
   const [multi, setMulti] = useState(false);
   const [other, setOther] = useState("");
@@ -46,30 +64,50 @@ export function PlaygroundView({ query, go }) {
   const [failure, setFailure] = useState(null);
   const result = useRef();
 
-  const models = useMemo(
-    () => [...mesh.models.values()].sort((one, two) => Number(two.state === "resident") - Number(one.state === "resident") || (one.id < two.id ? -1 : 1)),
-    [mesh.catalogue],
-  );
-  const fitting = models.filter((one) => serves(one, verb));
-  const chosen = model ?? fitting[0]?.id ?? "";
-  const card = mesh.models.get(chosen)?.card;
-  const tasks = EXTRACT_TASKS.filter((one) => !card?.tasks?.length || card.tasks.includes(one));
+  const models = useMemo(() => [...mesh.models.values()].sort((one, two) => (one.id < two.id ? -1 : 1)), [mesh.catalogue]);
+  const fitting = useMemo(() => models.filter((one) => serves(one, verb)), [models, verb]);
+  const first = useUsual(mesh, fitting, verb);
+  const chosen = model ?? first;
+  const known = mesh.models.get(chosen);
+  const { card } = known || {};
+  const tasks = extractTasks(known);
   const doing = tasks.includes(task) ? task : tasks[0] || "entities";
+  const fileKinds = ["image", "document"].filter((kind) => !known || takes(known, kind));
+  const isFitting = !known || serves(known, verb);
+  // Text is read from files alone; what a model makes of a text is for the chat.
+  const readsText = (!known || takes(known, "text")) && !(verb === "extract" && doing === "text");
   useEffect(() => go("playground", { verb, model }, true), [verb, model]);
+  // An address that names a model alone begins with what the model does.
+  useEffect(() => {
+    if (query.verb || !known || isFitting) return;
+    const other = VERBS.find(([name]) => serves(known, name));
+    if (other) setVerb(other[0]);
+  }, [known?.id]);
   const turn = (name) => {
     setVerb(name);
     setAnswer(null);
     setFailure(null);
-    const known = mesh.models.get(model);
-    if (known && !serves(known, name)) setModel(null);
+    const given = mesh.models.get(model);
+    if (given && !serves(given, name)) setModel(null);
   };
 
+  const sent = fileKinds.length ? files.filter((file) => fileKinds.includes(file.kind)) : [];
+  const [wanted, wrongSchema] = verb === "extract" && doing === "structure" ? schemaOf(schema) : [null, ""];
+  const texts = readsText ? lines(written[verb]) : [];
   const ask = {
-    verb, model: chosen, texts: lines(texts[verb]), query: question.trim(), role, forms: form ? [form] : [], task: doing,
-    labels: list(doing === "relations" ? kinds : labels[doing]), relations: list(labels.relations),
+    verb, model: chosen, texts, files: sent, names: [...texts, ...sent.map((file) => file.name)], query: question.trim(), role, forms: form ? [form] : [], task: doing,
+    labels: list(doing === "relations" ? kinds : labels[doing] || ""), relations: list(labels.relations), schema: wanted, instruction: instruction.trim(),
     threshold: threshold === "" ? null : Number(threshold), multi, pool: more.pool, adapter: more.adapter, priority: more.priority, tenant: more.tenant,
   };
-  const missing = !chosen ? "Choose a model." : !ask.texts.length ? "Write a text." : verb === "score" && !ask.query ? "Write what is searched for." : "";
+  const missing = !chosen
+    ? "Choose a model."
+    : !isFitting
+      ? `This model does not ${verb}.`
+      : !ask.names.length
+        ? !fileKinds.length ? "Write a text." : readsText ? "Write a text or choose a file." : "Choose a file."
+        : verb === "score" && !ask.query
+          ? "Write what is searched for."
+          : wrongSchema;
 
   const run = async () => {
     if (missing || running) return;
@@ -107,23 +145,36 @@ export function PlaygroundView({ query, go }) {
           ${VERBS.map(([name, word]) => html`<button type="button" key=${name} aria-pressed=${verb === name} onClick=${() => turn(name)}>${word}</button>`)}
         </div>
         <label class="field"><span>Model</span>
-          <input id="search" list="models" value=${chosen} placeholder="org/name" spellcheck="false" autocomplete="off" onInput=${(event) => setModel(event.target.value.trim())} />
+          <input id="search" list="models" value=${chosen} placeholder="org/name" maxlength="256" spellcheck="false" autocomplete="off" onInput=${(event) => setModel(event.target.value.trim())} />
           <datalist id="models">${fitting.slice(0, 300).map((one) => html`<option key=${one.id} value=${one.id} />`)}</datalist></label>
-        ${verb === "score" && html`<label class="field"><span>Query</span><input value=${question} onInput=${(event) => setQuestion(event.target.value)} /></label>`}
+        ${!isFitting &&
+        html`<p class="small">${chosen} does not ${verb}. ${writes(known) && html`It writes: <a href="#/chat?model=${encodeURIComponent(chosen)}">open it in the chat</a>.`}</p>`}
+        ${verb === "score" && html`<label class="field"><span>Query</span><input maxlength=${MAX_LINE} value=${question} onInput=${(event) => setQuestion(event.target.value)} /></label>`}
         ${verb === "extract" &&
-        html`<div class="field"><span id="task">Task</span><div class="segments small" role="group" aria-labelledby="task">
-          ${tasks.map((one) => html`<button type="button" key=${one} aria-pressed=${doing === one} onClick=${() => setTask(one)}>${one[0].toUpperCase() + one.slice(1)}</button>`)}
+        tasks.length > 0 &&
+        html`<div class="field"><span id="task">Task</span><div class="segments small tasks" role="group" aria-labelledby="task">
+          ${tasks.map((one) => html`<button type="button" key=${one} aria-pressed=${doing === one} onClick=${() => setTask(one)}>${TASK_WORDS[one]}</button>`)}
         </div></div>`}
-        <label class="field"><span>${verb === "score" ? "Documents" : "Texts"} <em>one a line</em></span>
-          <textarea rows=${verb === "extract" ? 4 : 6} value=${texts[verb]} onInput=${(event) => setTexts({ ...texts, [verb]: event.target.value })}></textarea></label>
-        ${verb === "extract" &&
-        html`<label class="field"><span>${doing === "relations" ? "Relations" : "Labels"} <em>with commas</em></span>
-            <input value=${labels[doing]} onInput=${(event) => setLabels({ ...labels, [doing]: event.target.value })} /></label>
-          ${doing === "relations" && html`<label class="field"><span>Kinds of entities <em>with commas</em></span><input value=${kinds} onInput=${(event) => setKinds(event.target.value)} /></label>`}
-          <div class="pair">
+        ${isFitting &&
+        readsText &&
+        html`<label class="field"><span>${verb === "score" ? "Documents" : "Texts"} <em>one a line</em></span>
+          <textarea rows=${verb === "extract" ? 4 : 6} maxlength=${MAX_TEXT} value=${written[verb]} onInput=${(event) => setWritten({ ...written, [verb]: event.target.value })}></textarea></label>`}
+        ${isFitting && fileKinds.length > 0 && html`<${Files} files=${files} takes=${fileKinds} onChange=${setFiles} />`}
+        ${isFitting &&
+        verb === "extract" &&
+        html`${HAS_LABELS.includes(doing) &&
+          html`<label class="field"><span>${doing === "relations" ? "Relations" : "Labels"} <em>with commas</em></span>
+            <input maxlength=${MAX_LINE} value=${labels[doing]} onInput=${(event) => setLabels({ ...labels, [doing]: event.target.value })} /></label>`}
+          ${doing === "relations" && html`<label class="field"><span>Kinds of entities <em>with commas</em></span><input maxlength=${MAX_LINE} value=${kinds} onInput=${(event) => setKinds(event.target.value)} /></label>`}
+          ${doing === "structure" &&
+          html`<label class="field"><span>Schema <em>JSON: entities, relations, classifications, structures</em></span>
+            <textarea rows="7" class="code" spellcheck="false" maxlength=${MAX_SCHEMA} value=${schema} onInput=${(event) => setSchema(event.target.value)}></textarea></label>`}
+          ${doing === "text" && html`<label class="field"><span>Instruction <em>optional</em></span><input maxlength=${MAX_LINE} value=${instruction} onInput=${(event) => setInstruction(event.target.value)} /></label>`}
+          ${doing !== "text" &&
+          html`<div class="pair">
             <label class="field"><span>Threshold</span><input type="number" min="-1" max="1" step="0.05" placeholder="the model's own" value=${threshold} onInput=${(event) => setThreshold(event.target.value)} /></label>
             ${doing === "classify" && html`<label class="check"><input type="checkbox" checked=${multi} onChange=${(event) => setMulti(event.target.checked)} />Several labels may fit</label>`}
-          </div>`}
+          </div>`}`}
         ${verb === "encode" &&
         html`<div class="pair">
           <label class="field"><span>Role</span><select value=${role} onChange=${(event) => setRole(event.target.value)}><option value="document">document</option><option value="query">query</option></select></label>
@@ -139,11 +190,11 @@ export function PlaygroundView({ query, go }) {
         </select></label>`}
         <details><summary>Pool, adapter, tenant …</summary>
           <div class="pair">
-            <label class="field"><span>Pool</span><input value=${more.pool} placeholder="the model's own" onInput=${set("pool")} /></label>
-            <label class="field"><span>Adapter</span><input value=${more.adapter} placeholder="none" onInput=${set("adapter")} /></label>
+            <label class="field"><span>Pool</span><input maxlength="64" value=${more.pool} placeholder="the model's own" onInput=${set("pool")} /></label>
+            <label class="field"><span>Adapter</span><input maxlength="256" value=${more.adapter} placeholder="none" onInput=${set("adapter")} /></label>
             <label class="field"><span>Priority</span><select value=${more.priority} onChange=${set("priority")}><option value="">interactive</option><option value="bulk">bulk</option></select></label>
-            <label class="field"><span>Tenant</span><input value=${more.tenant} placeholder="the token's own" onInput=${set("tenant")} /></label>
-            <label class="field"><span>Request id</span><input value=${more.requestId} placeholder="a new one" onInput=${set("requestId")} /></label>
+            <label class="field"><span>Tenant</span><input maxlength="256" value=${more.tenant} placeholder="the token's own" onInput=${set("tenant")} /></label>
+            <label class="field"><span>Request id</span><input maxlength="128" value=${more.requestId} placeholder="a new one" onInput=${set("requestId")} /></label>
           </div></details>
         <div class="go">
           ${running
@@ -161,7 +212,7 @@ export function PlaygroundView({ query, go }) {
                 ? html`<${Empty} heading="There is no model to try">No worker has reported one. Write the name of any that a store has, or look under <a href="#/mesh">Mesh</a> whether workers run.<//>`
                 : html`<${Empty} heading="Run it to see the answer">${{ encode: "Vectors are compared with each other.", score: "Documents are ranked by how well they answer the query.", extract: "What is found is marked in the text." }[verb]}<//>`}
         </section>
-        <${Snippets} ask=${ask} about=${mesh.about} />
+        ${isFitting && html`<${Snippets} ask=${ask} about=${mesh.about} />`}
       </div>
     </div>
   </div>`;
@@ -170,22 +221,8 @@ export function PlaygroundView({ query, go }) {
 function Answer({ answer }) {
   const { ask, content, second } = answer;
   return html`<${Timings} stages=${answer.stages} elapsed=${answer.elapsed} tokens=${content.usage?.input_tokens} />
-    ${ask.verb === "encode" && html`<${Encoded} texts=${ask.texts} items=${content.items} />`}
-    ${ask.verb === "score" && html`<${Scored} texts=${ask.texts} scores=${content.scores} other=${second?.content.scores} models=${[ask.model, second?.content.model]} />`}
-    ${ask.verb === "extract" && html`<${Extracted} texts=${ask.texts} items=${content.items} />`}
+    ${ask.verb === "encode" && html`<${Encoded} texts=${ask.names} items=${content.items} />`}
+    ${ask.verb === "score" && html`<${Scored} texts=${ask.names} scores=${content.scores} other=${second?.content.scores} models=${[ask.model, second?.content.model]} />`}
+    ${ask.verb === "extract" && html`<${Extracted} texts=${ask.names} items=${content.items} />`}
     <p class="small muted">request <code>${answer.requestId}</code></p>`;
-}
-
-function Snippets({ ask, about }) {
-  const [kind, setKind] = useState("curl");
-  const text = snippet(kind, ask.model ? ask : { ...ask, model: "org/name" }, { origin: location.origin, router: about.routers[0] || "localhost:50051", hasToken: Boolean(token()) });
-  return html`<section class="card snippets" aria-label="The same request for programs">
-    <header>
-      <div class="segments small" role="group" aria-label="Copy as">
-        ${KINDS.map((one) => html`<button key=${one} aria-pressed=${kind === one} onClick=${() => setKind(one)}>${one}</button>`)}
-      </div>
-      <${Copy} text=${text} />
-    </header>
-    <pre tabindex="0" aria-label="Request as ${kind}"><code>${text}</code></pre>
-  </section>`;
 }

@@ -1,0 +1,53 @@
+"""The verb, model, tokens and stages of one HTTP request, gathered while it is answered. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from google.protobuf.message import Message
+from shoal.v1 import inference_pb2 as pb
+
+STAGES: Final = ("queue", "prepare", "wait", "forward", "finish", "total")
+"""Those of `Timings`."""
+_VERBS: Final = {"EncodeRequest": "encode", "ScoreRequest": "score", "ExtractRequest": "extract"}
+
+
+@dataclass(slots=True)
+class Cost:
+    """What a request asked the mesh for, and what that took.
+
+    Attributes:
+        verb: encode, score, extract, or write, which is Extract with a text task; empty: the mesh was asked for no inference.
+        model: The id of the model, without aliases.
+        input_tokens: Tokens that models read.
+        output_tokens: Tokens that models wrote.
+        seconds: By stage, in the order of STAGES; the sum where the mesh was asked several times.
+    """
+
+    verb: str = ""
+    model: str = ""
+    input_tokens: int = 0
+    output_tokens: int = 0
+    seconds: list[float] = field(default_factory=lambda: [0.0] * len(STAGES))
+
+    def note_question(self, message: Message) -> None:
+        """Note what is asked, if that is inference."""
+        verb = _VERBS.get(message.DESCRIPTOR.name)
+        if verb is None:
+            return
+        is_writing = isinstance(message, pb.ExtractRequest) and message.WhichOneof("task") == "text"
+        self.verb = "write" if is_writing else verb
+        self.model = getattr(message, "model", "")
+
+    def note_reply(self, reply: Any) -> None:
+        """Note what an answer took: of a stream its last part."""
+        if isinstance(reply, pb.ExtractStreamResponse):
+            reply = reply.response
+        usage, timings = getattr(reply, "usage", None), getattr(reply, "timings", None)
+        if not isinstance(usage, pb.Usage) or not isinstance(timings, pb.Timings):
+            return
+        self.input_tokens += usage.input_tokens
+        self.output_tokens += usage.output_tokens
+        for at, stage in enumerate(STAGES):
+            self.seconds[at] += getattr(timings, f"{stage}_seconds")

@@ -1,0 +1,150 @@
+"""The last hour of an edge in steps of ten seconds, and its last requests. Pure: the clock is an argument.
+
+Latencies are counted in bins that grow by a fifth, so a percentile is exact to 10 %. All arrays have their full size from the
+beginning: `History.array_bytes`, 132,480 bytes. The last requests have at most MAX_REQUESTS × about 1.5 KB, with names as long as
+they may be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from services.edge.past.cost import STAGES, Cost
+
+STEP_SECONDS: Final = 10
+STEPS: Final = 360
+MAX_REQUESTS: Final = 200
+_BINS: Final = 80
+_FIRST_BIN_SECONDS: Final = 0.001
+_GROWTH: Final = 1.2
+"""The last bin begins at 1,800 s (0.001 s by 1.2^79), beyond the longest deadline."""
+_COLUMNS: Final = ("requests", "refused", "failed", "input_tokens", "output_tokens", "queued")
+_QUEUED: Final = _COLUMNS.index("queued")
+_UNKNOWN: Final = -1
+_CLIENT_LEFT: Final = 499
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One request that was answered, refused or given up.
+
+    Attributes:
+        at: When it ended, in seconds since 1970.
+        request_id: Its id, as in the logs.
+        route: The path as the edge's table has it, without values.
+        status: The HTTP status; 499: the client left.
+        reason: Why it has no answer, or its answer broke off; empty: it was answered.
+        seconds: From its first byte to its last.
+        cost: What it asked and used.
+    """
+
+    at: float
+    request_id: str
+    route: str
+    status: int
+    reason: str
+    seconds: float
+    cost: Cost
+
+    @property
+    def is_failed(self) -> bool:
+        return self.status >= 500 or (self.status < 400 and bool(self.reason))
+
+    @property
+    def is_refused(self) -> bool:
+        return 400 <= self.status < 500 and self.status != _CLIENT_LEFT
+
+    @property
+    def is_answered(self) -> bool:
+        return self.status < 400 and not self.reason
+
+
+class History:
+    """`now`: seconds since 1970. A clock that is set back counts into the newest step."""
+
+    def __init__(self, now: float) -> None:
+        self._begin = self._newest = int(now) // STEP_SECONDS
+        self._latencies = np.zeros((STEPS, _BINS), np.uint32)
+        self._columns = np.zeros((STEPS, len(_COLUMNS)), np.int64)
+        self._columns[:, _QUEUED] = _UNKNOWN
+        self._requests: deque[Finished] = deque(maxlen=MAX_REQUESTS)
+
+    @property
+    def array_bytes(self) -> int:
+        """Return the bytes of the steps, which do not change."""
+        return self._latencies.nbytes + self._columns.nbytes
+
+    def note_request(self, one: Finished) -> None:
+        """Count a request, and remember it without any text."""
+        row = self._row(one.at)
+        self._columns[row, :_QUEUED] += (1, one.is_refused, one.is_failed, one.cost.input_tokens, one.cost.output_tokens)
+        if one.is_answered:
+            self._latencies[row, _bin_of(one.seconds)] += 1
+        self._requests.append(one)
+
+    def note_queue(self, jobs: int, now: float) -> None:
+        """Note the jobs that wait in the mesh's lanes: a step keeps the most."""
+        row = self._row(now)
+        self._columns[row, _QUEUED] = max(jobs, self._columns[row, _QUEUED])
+
+    def content(self, now: float) -> dict[str, Any]:
+        """What the console shows: columns of steps, oldest first, and the requests, newest first."""
+        self._row(now)
+        first = max(self._begin, self._newest - STEPS + 1)
+        rows = np.arange(first, self._newest + 1) % STEPS
+        columns: dict[str, list[Any]] = {
+            name: [None if value == _UNKNOWN and at == _QUEUED else value for value in self._columns[rows, at].tolist()]
+            for at, name in enumerate(_COLUMNS)
+        }
+        latencies = self._latencies[rows]
+        columns |= {name: _percentiles(latencies, share) for name, share in (("p50", 0.50), ("p99", 0.99))}
+        requests = [_request_content(one) for one in reversed(self._requests)]
+        return {"step_seconds": STEP_SECONDS, "first": first * STEP_SECONDS, "now": now, "steps": columns, "requests": requests}
+
+    def _row(self, now: float) -> int:
+        """The row of a moment; those between it and the newest are emptied first."""
+        step = int(now) // STEP_SECONDS
+        if step > self._newest:
+            rows = np.arange(max(self._newest + 1, step - STEPS + 1), step + 1) % STEPS
+            self._latencies[rows] = 0
+            self._columns[rows] = 0
+            self._columns[rows, _QUEUED] = _UNKNOWN
+            self._newest = step
+        return self._newest % STEPS
+
+
+def _bin_of(seconds: float) -> int:
+    if seconds <= _FIRST_BIN_SECONDS:
+        return 0
+    return min(_BINS - 1, 1 + int(math.log(seconds / _FIRST_BIN_SECONDS, _GROWTH)))
+
+
+def _percentiles(latencies: np.ndarray, share: float) -> list[float | None]:
+    """The middle of each row's bin at this share, in milliseconds; None where nothing was answered."""
+    sums = latencies.cumsum(axis=1)
+    totals = sums[:, -1]
+    bins = (sums >= np.ceil(totals * share)[:, None]).argmax(axis=1)
+    middles = np.where(bins == 0, _FIRST_BIN_SECONDS, _FIRST_BIN_SECONDS * _GROWTH ** (bins - 0.5)) * 1000
+    return [round(float(one), 3) if total else None for one, total in zip(middles, totals, strict=True)]
+
+
+def _request_content(one: Finished) -> dict[str, Any]:
+    cost = one.cost
+    return {
+        "at": round(one.at, 3),
+        "id": one.request_id,
+        "route": one.route,
+        "verb": cost.verb,
+        "model": cost.model,
+        "status": one.status,
+        "reason": one.reason,
+        "ms": round(one.seconds * 1000, 2),
+        "input_tokens": cost.input_tokens,
+        "output_tokens": cost.output_tokens,
+        "stages": {stage: round(seconds * 1000, 2) for stage, seconds in zip(STAGES, cost.seconds, strict=True) if seconds},
+    }
