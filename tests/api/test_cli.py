@@ -212,12 +212,12 @@ def test_extract_regions(run: Run, router: FakeRouter, tmp_path: Path) -> None:
     assert "no regions" in run("extract", "regions", MODEL, photo, "-l", "nothing").out
 
 
-def test_extract_written(run: Run, router: FakeRouter) -> None:
-    arguments = ("extract", "written", MODEL, "Ada sails", "--instruction", "Shorten it.", "--max-tokens", "7")
+def test_extract_generate(run: Run, router: FakeRouter) -> None:
+    arguments = ("extract", "generate", MODEL, "Ada sails", "--instruction", "Shorten it.", "--max-tokens", "7")
     [found] = run(*arguments, "--json").json()["results"]
     sent = router.calls[-1].request.text  # type: ignore[attr-defined]
     assert (sent.instruction, sent.max_tokens) == ("Shorten it.", 7)
-    assert found == {"text": "Ada sails", "written": "a text about Ada sails", "finish_reason": "length"}
+    assert found == {"text": "Ada sails", "generated_text": "a text about Ada sails", "finish_reason": "length"}
     assert run(*arguments, "Bob sings").out == "a text about Ada sails …\n\na text about Bob sings …\n"
     assert run(*arguments[:4], "--max-tokens", "4097").code != 0
     streamed = run(*arguments, "--stream")
@@ -236,7 +236,7 @@ def test_extract_by_a_schema(run: Run, router: FakeRouter, tmp_path: Path) -> No
     schema, photo = tmp_path / "schema.json", tmp_path / "photo.png"
     schema.write_text('{"type": "object", "properties": {"b": {}, "a": {}}}')
     Image.new("RGB", (20, 10)).save(photo)
-    for arguments in (("written", MODEL, "Ada sails"), ("read", MODEL, photo)):
+    for arguments in (("generate", MODEL, "Ada sails"), ("ocr", MODEL, photo)):
         [found] = run("extract", *arguments, "--schema", schema, "--json").json()["results"]
         assert (list(found["form"]), found["finish_reason"]) == (["about"], "stop")
         assert '{"about": ' in run("extract", *arguments, "--schema", schema).out
@@ -244,17 +244,17 @@ def test_extract_by_a_schema(run: Run, router: FakeRouter, tmp_path: Path) -> No
         assert run("extract", *arguments, "--schema", tmp_path / "none.json").code == 2
 
 
-def test_extract_read(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+def test_extract_ocr(run: Run, router: FakeRouter, tmp_path: Path) -> None:
     photo = tmp_path / "photo.png"
     Image.new("RGB", (20, 10)).save(photo)
-    arguments = ("extract", "read", MODEL, photo, "--kind", "ocr", "--region", "1,2,3.5,4")
+    arguments = ("extract", "ocr", MODEL, photo, "--kind", "ocr", "--region", "1,2,3.5,4")
     [found] = run(*arguments, "--json").json()["results"]
     sent = router.calls[-1].request
     region = sent.text.region  # type: ignore[attr-defined]
     assert (sent.text.kind, region.left, region.right) == (3, 1.0, 3.5)  # type: ignore[attr-defined]
     assert [item.image.data for item in sent.items] == [photo.read_bytes()]  # type: ignore[attr-defined]
     assert (found["text"], found["finish_reason"]) == (str(photo), "length")
-    assert run(*arguments).out == f"{found['read']} …\n"
+    assert run(*arguments).out == f"{found['ocr_text']} …\n"
     assert run(*arguments[:4], "--region", "1,2,3").code == 2
 
 
@@ -582,16 +582,16 @@ def lines_of(file: Path) -> list[Any]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def interrupt(monkeypatch: pytest.MonkeyPatch, after: int, error: BaseException) -> None:
-    """Lets the client's `encode` raise the error after `after` calls."""
-    encode, calls = shoal.Client.encode, iter(range(after))
+def interrupt(monkeypatch: pytest.MonkeyPatch, after: int, error: BaseException, verb: str = "encode") -> None:
+    """Lets the client's `verb` raise the error after `after` calls."""
+    whole, calls = getattr(shoal.Client, verb), iter(range(after))
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         if next(calls, None) is None:
             raise error
-        return encode(*arguments, **options)
+        return whole(*arguments, **options)
 
-    monkeypatch.setattr(shoal.Client, "encode", interrupted)
+    monkeypatch.setattr(shoal.Client, verb, interrupted)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), shoal.errors.NoCapacity("no worker")])
@@ -651,6 +651,63 @@ def test_errors_late_in_a_file_of_lines_name_their_line(run: Run, router: FakeRo
 def test_entities_are_written_as_they_arrive(run: Run, numbered: Path, tmp_path: Path) -> None:
     ran = run("extract", "entities", MODEL, "-i", numbered, "-o", tmp_path / "out.jsonl")
     assert (ran.code, len(lines_of(tmp_path / "out.jsonl"))) == (0, 300)
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("generate", MODEL), "generated_text"),
+        (("ocr", MODEL), "ocr_text"),
+        (("regions", MODEL, "-l", "cat"), "regions"),
+        (("classify", MODEL, "-l", "cat"), "labels"),
+    ],
+)
+def test_interrupted_extractions_are_kept_and_resumed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], field: str
+) -> None:
+    """Generated texts are written 16 at a time; a part of 128 labels would have been lost here."""
+    source, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    (tmp_path / "photo.png").write_bytes(b"an image")
+    is_text = words[0] in ("generate", "classify")
+    source.write_text("".join(f"text {number}\n" if is_text else f"{tmp_path}/photo.png\n" for number in range(140)))
+    arguments = ("extract", *words, "-i", source, "-o", output)
+    with monkeypatch.context() as patch:
+        interrupt(patch, 1, KeyboardInterrupt(), "extract" if words[0] != "classify" else "classify")
+        ran = run(*arguments)
+    kept = 16 if words[0] in ("generate", "ocr") else 128
+    assert ran.code == 130
+    assert f"interrupted: {kept} of 140 texts are in {output}; --resume continues after them" in ran.err
+    assert len(lines_of(output)) == kept
+    ran = run(*arguments, "--resume")
+    assert ran.code == 0, ran.err
+    assert f"{140 - kept} texts, " in ran.err
+    rows = lines_of(output)
+    assert [row["text"] for row in rows] == source.read_text().splitlines()
+    assert all(field in row for row in rows)
+    assert "0 texts, 0 tokens" in run(*arguments, "--resume").err
+    assert lines_of(output) == rows
+
+
+def test_resuming_where_the_answer_replaces_a_field_of_the_input(run: Run, tmp_path: Path) -> None:
+    """Lines that entities were written into are the input of a run that finds others."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"text": "Ada", "entities": []}\n{"text": "Bob", "entities": []}\n')
+    arguments = ("extract", "entities", MODEL, "-i", source, "-o", output)
+    run(*arguments)
+    output.write_text(output.read_text().splitlines()[0] + "\n")
+    ran = run(*arguments, "--resume")
+    assert ran.code == 0, ran.err
+    assert [row["entities"][0]["text"] for row in lines_of(output)] == ["Ada", "Bob"]
+
+
+def test_interrupted_ranking_says_why_nothing_was_kept(
+    run: Run, numbered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt(monkeypatch, 0, KeyboardInterrupt(), "score")
+    ran = run("score", MODEL, "text", "-i", numbered, "-o", tmp_path / "out.jsonl")
+    assert (ran.code, (tmp_path / "out.jsonl").exists()) == (130, False)
+    assert "interrupted: nothing was kept; a ranking is complete when all documents are scored" in ran.err
+    assert "No such option: --resume" in run("score", MODEL, "text", "-i", numbered, "--resume").err
 
 
 def test_timeout_of_nothing_is_refused(run: Run) -> None:

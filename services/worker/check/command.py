@@ -82,7 +82,7 @@ def _skipped(report: Report, copy: Copy, wanted: bool) -> str:
     if not wanted:
         return "--no-test"
     if report.card is not None and report.card.kind == "writer":
-        return "models that write are not tested here; have it write something (shoal extract written, shoal extract read)"
+        return "models that write are not tested here; have it write something (shoal extract generate, shoal extract read)"
     parts = [part for part in (copy.directory, copy.base) if part is not None]
     needed, free = sum(disk.weight_bytes(part, _FLOAT32_BYTES) for part in parts), _free_bytes()
     if free is not None and needed > free:

@@ -1,4 +1,4 @@
-"""`shoal encode`, `shoal score`, and `shoal extract` with what it may find, read or write."""
+"""`shoal encode`, `shoal score`, and `shoal extract` with its tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.failures import InputError
-from shoal.cli.inference import drawings, outputs, pages, reading
+from shoal.cli.inference import drawings, generation, outputs, pages
 from shoal.cli.inference.arguments import (
     FILES,
     FORMS,
@@ -36,7 +36,7 @@ from shoal.tasks import Aggregation, ReadText, Regions, Role, Scale, TextLayer
 
 extract = typer.Typer(
     no_args_is_help=True,
-    help="Find entities, labels or relations in texts, or regions in images; read images and documents; write.",
+    help="Find entities, labels, relations or regions; read images (ocr) and PDF files (text); generate texts.",
 )
 
 
@@ -94,7 +94,7 @@ def score(
 ) -> None:
     """Score how relevant documents are to a query, best first."""
     run = Invocation(model, documents, files, serving, as_json, what="DOC")
-    with run.sending("documents", "scoring") as on_progress:
+    with run.sending("documents", "scoring", "a ranking is complete when all documents are scored") as on_progress:
         result = open_client().score(
             model,
             query,
@@ -222,7 +222,7 @@ def regions(
         list[str] | None, typer.Argument(metavar="IMAGE", help="Image files; - for their names on stdin.", show_default=False)
     ] = None,
     *,
-    files: LineFiles,
+    files: ItemFiles,
     labels: Labels = None,
     threshold: Threshold = None,
     draw: Annotated[
@@ -235,17 +235,11 @@ def regions(
     """Find things in images: boxes in pixels, for each label by itself."""
     run = Invocation(model, images, replace(files, image=True), serving, as_json, what="IMAGE")
     drawings.check(draw, run.records)
-    with run.sending("items", "extracting") as on_progress:
-        result = open_client().extract(
-            model,
-            run.items,
-            Regions(labels=labels or (), threshold=threshold),
-            on_progress=on_progress,
-            **serving.arguments(),
-        )
-    if draw is not None:
-        drawings.write(draw, Path(run.records[0].text), result[0].regions)
-    report_extractions(run, result, "regions")
+    task = Regions(labels=labels or (), threshold=threshold)
+    ask = drawings.drawing(draw, run.records, partial(open_client().extract, model, task=task, **serving.arguments()))
+    result = run.answer("items", "extracting", ask, partial(outputs.extracted_rows, kind="regions"))
+    if result is not None:
+        report_extractions(run, result, "regions")
 
 
 @extract.command()
@@ -279,8 +273,8 @@ def text(
     run.report(model, as_json=as_json)
 
 
-extract.command("written")(reading.written)
-extract.command("read")(reading.read)
+extract.command()(generation.generate)
+extract.command()(generation.ocr)
 
 
 @extract.command()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from shoal.cli.failures import InputError
 from shoal.cli.inference import outputs
 from shoal.cli.inference.files import Record
 from shoal.drawing import drawn
-from shoal.results import Region
+from shoal.results import ExtractResult, Region
 
 
 def check(output: Path | None, records: Sequence[Record]) -> None:
@@ -28,7 +28,20 @@ def check(output: Path | None, records: Sequence[Record]) -> None:
         raise InputError("--draw needs Pillow: pip install pillow")
 
 
-def write(output: Path, image: Path, regions: Sequence[Region]) -> None:
+def drawing(output: Path | None, records: Sequence[Record], ask: Callable[..., ExtractResult]) -> Callable[..., ExtractResult]:
+    """Return `ask`, which also draws the regions of the one image that it was asked about, if there is a file for them."""
+    if output is None:
+        return ask
+
+    def ask_and_draw(items: Sequence[str | Path], **options: object) -> ExtractResult:
+        result = ask(items, **options)
+        _write(output, Path(records[0].text), result[0].regions)
+        return result
+
+    return ask_and_draw
+
+
+def _write(output: Path, image: Path, regions: Sequence[Region]) -> None:
     """Writes a PNG. Raises InputError for an image that this computer's Pillow does not read."""
     try:
         data = drawn(image.read_bytes(), regions)

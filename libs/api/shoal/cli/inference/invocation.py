@@ -58,22 +58,31 @@ class Invocation:
         return [record.item for record in self.records]
 
     @contextmanager
-    def sending(self, name: str, description: str) -> Iterator[Callable[[int, int], None] | None]:
+    def sending(
+        self, name: str, description: str, advice: str = "with --output FILE.jsonl, results are written as they arrive"
+    ) -> Iterator[Callable[[int, int], None] | None]:
         """Around the call: gives `on_progress`, measures its time, and adds to an error about `name[i]` where that text is from.
 
-        Ctrl-C ends the command with a line that says what was kept.
+        Ctrl-C ends the command with a line that says what was kept, and `advice`.
         """
         started = time.monotonic()
         try:
             with located(self.records, name), bar(description, len(self.records)) as on_progress:
                 yield on_progress
         except KeyboardInterrupt:
-            note("interrupted: nothing was kept; with --output FILE.jsonl, results are written as they arrive")
+            note(f"interrupted: nothing was kept; {advice}")
             raise typer.Exit(INTERRUPTED) from None
         self._seconds = time.monotonic() - started
 
     def answer(
-        self, name: str, description: str, ask: Callable[..., R], lines: Lines[R], each: Mapping[str, Sequence[object]] = _NOTHING
+        self,
+        name: str,
+        description: str,
+        ask: Callable[..., R],
+        lines: Lines[R],
+        each: Mapping[str, Sequence[object]] = _NOTHING,
+        *,
+        max_part: int = MAX_PART_ITEMS,
     ) -> R | None:
         """Call `ask(items, on_progress=…)` and return its result, or write the results of a .jsonl file as they arrive.
 
@@ -83,6 +92,7 @@ class Invocation:
             ask: The client's verb with all other arguments.
             lines: The lines of a file for a result and its records.
             each: Further arguments of `ask` with an entry for each item.
+            max_part: The most items of one call while a file of lines is written.
 
         Returns:
             The result, or None if it was written and reported.
@@ -90,7 +100,7 @@ class Invocation:
         if self.as_json or self.output is None or self.output.suffix not in outputs.JSON_LINES:
             with self.sending(name, description) as on_progress:
                 return ask(self.items, on_progress=on_progress, **each)
-        self._stream(self.output, name, description, ask, lines, each)
+        self._stream(self.output, name, description, ask, lines, each, max_part)
         return None
 
     def _stream(
@@ -101,6 +111,7 @@ class Invocation:
         ask: Callable[..., R],
         lines: Lines[R],
         each: Mapping[str, Sequence[object]],
+        max_part: int,
     ) -> None:
         started, total = time.monotonic(), len(self.records)
         begin = first = outputs.lines_before(output, self.records) if self._resume else 0
@@ -108,7 +119,7 @@ class Invocation:
         tokens, revision = 0, ""
         try:
             with bar(description, total) as on_progress, ExitStack() as opened:
-                for part in _parts(first, total):
+                for part in _parts(first, total, max_part):
                     records, progress = self.records[part], on_progress and partial(_advance, on_progress, part.start, total)
                     sliced = {argument: values[part] for argument, values in each.items() if values}
                     with located(records, name):
@@ -176,12 +187,12 @@ class Invocation:
         return f"{self.model}  {counted(result.usage.input_tokens, 'token')}, {result.timings.total_seconds * 1000:.1f} ms"
 
 
-def _parts(first: int, total: int) -> Iterator[slice]:
+def _parts(first: int, total: int, max_part: int) -> Iterator[slice]:
     """Slices of records that are asked for together: small ones at first, so that the file begins to grow soon."""
-    size = FIRST_PART_ITEMS
+    size = min(FIRST_PART_ITEMS, max_part)
     while first < total:
         yield slice(first, min(total, first + size))
-        first, size = first + size, min(2 * size, MAX_PART_ITEMS)
+        first, size = first + size, min(2 * size, max_part)
 
 
 def _advance(on_progress: Callable[[int, int], None], before: int, total: int, done: int, _: int) -> None:

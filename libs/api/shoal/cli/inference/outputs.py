@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 import numpy as np
 import typer
@@ -21,8 +21,13 @@ from shoal.results import EncodeResult, ExtractResult, Form, ScoreResult, Skippe
 Row = dict[str, object]
 JSON_LINES = (".jsonl",)
 _OF_SCHEMAS = ("entities", "classifications", "relations", "structures")
-_FIELDS = {"structure": _OF_SCHEMAS, "written": (), "read": ("regions",)}
+_FIELDS = {"structure": _OF_SCHEMAS, "generated_text": (), "ocr_text": ("regions",)}
 """Fields of an extraction that a command reports, where these are not the one of the same name."""
+_ANSWER_FIELDS: Final = frozenset(
+    ("dense", "scale", "offset", "sparse", "multi_vector", "labels", "regions", *_OF_SCHEMAS)
+    + ("generated_text", "ocr_text", "form", "finish_reason", "truncated", "skipped")
+)
+"""Fields that lines of results have, which replace fields of the same name of the input."""
 
 
 def check(output: Path | None, *suffixes: str, name: str = "--output") -> None:
@@ -82,8 +87,8 @@ def lines_before(output: Path, records: Sequence[Record]) -> int:
     problem = f"{output} has {count:,} lines, and line {count:,} is not of this input"
     try:
         row = json.loads(last)
-        source = _source_fields(records[count - 1])
-        is_same = isinstance(row, dict) and all(row.get(name) == value for name, value in source.items())
+        source = _source_fields(records[count - 1]).items()
+        is_same = isinstance(row, dict) and all(row.get(name) == value for name, value in source if name not in _ANSWER_FIELDS)
     except (ValueError, IndexError):
         is_same = False
     if not is_same:
@@ -141,11 +146,11 @@ def extracted_rows(result: ExtractResult, records: Sequence[Record], kind: str) 
         for region in named.get("regions", ()):
             if not region["polygon"]:
                 del region["polygon"]
-        if kind == "written":
+        if kind == "generated_text":
             form = {} if extraction.form is None else {"form": extraction.form}
-            named = {"written": extraction.text, **form, "finish_reason": extraction.finish_reason}
-        elif kind == "read":
-            named = {"read": extraction.text, "regions": named["regions"], "form": extraction.form}
+            named = {kind: extraction.text, **form, "finish_reason": extraction.finish_reason}
+        elif kind == "ocr_text":
+            named = {kind: extraction.text, "regions": named["regions"], "form": extraction.form}
             named = {name: value for name, value in named.items() if value} | {"finish_reason": extraction.finish_reason}
         cut = {"truncated": True} if extraction.truncated else {}
         yield _source_fields(record) | named | cut | skipped.get(index, {})

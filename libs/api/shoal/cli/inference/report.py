@@ -44,8 +44,8 @@ def report_extractions(run: Invocation, result: ExtractResult, kind: str) -> Non
         run.report_written(result)
     elif run.as_json:
         emit(run.metadata(result) | {"results": list(outputs.extracted_rows(result, run.records, kind))})
-    elif kind in ("written", "read"):
-        sys.stdout.writelines(f"{line}\n" for line in _written(result))
+    elif kind in ("generated_text", "ocr_text"):
+        sys.stdout.writelines(f"{line}\n" for line in _generated(result))
     else:
         _show_extractions(run, result, kind)
 
@@ -108,7 +108,7 @@ def _show_extractions(run: Invocation, result: ExtractResult, kind: str) -> None
     show(made)
 
 
-def _written(result: ExtractResult) -> Iterator[str]:
+def _generated(result: ExtractResult) -> Iterator[str]:
     """The lines of every text or form and of its regions, apart by an empty line; a text that was cut off ends with dots."""
     for number, extraction in enumerate(result):
         if number:

@@ -1,26 +1,30 @@
-"""`shoal extract written` and `shoal extract read`: what a model writes about texts, and about images."""
+"""`shoal extract generate` and `shoal extract ocr`: texts that a model generates from texts, and from images."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from shoal.cli.inference import drawings
-from shoal.cli.inference.arguments import FILES, AsJson, LineFiles, ModelId, Serving, Texts
+from shoal.cli.inference import drawings, outputs
+from shoal.cli.inference.arguments import FILES, AsJson, ItemFiles, ModelId, Serving, Texts
 from shoal.cli.inference.invocation import Invocation
 from shoal.cli.inference.report import report_extractions
 from shoal.cli.options import OpenClient, connected
 from shoal.cli.text import printable
 from shoal.client import Client
-from shoal.results import Delta
+from shoal.results import Delta, ExtractResult
 from shoal.tasks import ReadText
+
+GENERATION_PART_ITEMS: Final = 16
+"""Items of one call of the client while a .jsonl file is written: each takes seconds, and an interrupted call is lost."""
 
 
 class Kind(StrEnum):
@@ -52,13 +56,13 @@ Stream = Annotated[bool, typer.Option("--stream", help="Print the text of one it
 
 
 @connected
-def written(
+def generate(
     open_client: OpenClient,
     model: ModelId,
     texts: Texts = None,
     *,
-    files: LineFiles,
-    instruction: Annotated[str, typer.Option("--instruction", help='What to write, such as "Summarise this text."')] = "",
+    files: ItemFiles,
+    instruction: Annotated[str, typer.Option("--instruction", help='What to generate, such as "Summarise this text."')] = "",
     max_tokens: MaxTokens = 0,
     schema: SchemaFile = None,
     template_value: TemplateValues = None,
@@ -71,7 +75,7 @@ def written(
     serving: Serving,
     as_json: AsJson = False,
 ) -> None:
-    """Have a model write about texts: summaries, translations, answers."""
+    """Generate a text for each text: summaries, translations, answers."""
     run = Invocation(model, texts, files, serving, as_json)
     values = _template_values(template_value)
     task = ReadText(
@@ -88,9 +92,15 @@ def written(
     if stream:
         _stream(open_client(), run, task, serving)
         return
-    with run.sending("items", "writing") as on_progress:
-        result = open_client().extract(model, run.items, task, on_progress=on_progress, **serving.arguments())
-    report_extractions(run, result, "written")
+    ask = partial(open_client().extract, model, task=task, **serving.arguments())
+    _answer(run, "generating", ask, "generated_text")
+
+
+def _answer(run: Invocation, description: str, ask: Callable[..., ExtractResult], kind: str) -> None:
+    rows = partial(outputs.extracted_rows, kind=kind)
+    result = run.answer("items", description, ask, rows, max_part=GENERATION_PART_ITEMS)
+    if result is not None:
+        report_extractions(run, result, kind)
 
 
 def _stream(client: Client, run: Invocation, task: ReadText, serving: Serving) -> None:
@@ -118,15 +128,15 @@ def _stream(client: Client, run: Invocation, task: ReadText, serving: Serving) -
 
 
 @connected
-def read(
+def ocr(
     open_client: OpenClient,
     model: ModelId,
     images: Annotated[
         list[str] | None, typer.Argument(metavar="IMAGE", help="Image files; - for their names on stdin.", show_default=False)
     ] = None,
     *,
-    files: LineFiles,
-    kind: Annotated[Kind, typer.Option(help="What to write, of models with several tasks.")] = Kind.OCR,
+    files: ItemFiles,
+    kind: Annotated[Kind, typer.Option(help="What to read or describe, of models with several tasks.")] = Kind.OCR,
     instruction: Annotated[
         str, typer.Option("--instruction", help="A question, or a task of the model's own, such as '<OD>'.")
     ] = "",
@@ -143,7 +153,7 @@ def read(
     serving: Serving,
     as_json: AsJson = False,
 ) -> None:
-    """Read images: the text in them, forms, captions, answers to questions."""
+    """Read the text in images (OCR); also forms, captions and answers to questions."""
     run = Invocation(model, images, replace(files, image=True), serving, as_json, what="IMAGE")
     drawings.check(draw, run.records)
     task = ReadText(
@@ -154,11 +164,8 @@ def read(
         schema=_schema(schema),
         template_values=_template_values(template_value),
     )
-    with run.sending("items", "reading") as on_progress:
-        result = open_client().extract(model, run.items, task, on_progress=on_progress, **serving.arguments())
-    if draw is not None:
-        drawings.write(draw, Path(run.records[0].text), result[0].regions)
-    report_extractions(run, result, "read")
+    ask = drawings.drawing(draw, run.records, partial(open_client().extract, model, task=task, **serving.arguments()))
+    _answer(run, "reading", ask, "ocr_text")
 
 
 def _schema(path: Path | None) -> str | None:
