@@ -257,7 +257,7 @@ print(json.dumps([ids, [tokenizer.decode(own, skip_special_tokens=True) for own 
 
 def test_marian_gives_the_ids_and_texts_of_transformers(tmp_path: Path) -> None:
     """Ids are those of vocab.json; the reference falls back to them for unknown characters that are pieces of the target."""
-    source = trained(tmp_path, model_type="unigram", unk_id=1, eos_id=0, bos_id=-1)
+    source = trained(tmp_path, CORPUS, model_type="unigram", unk_id=1, eos_id=0, bos_id=-1)
     source.rename(tmp_path / "source.spm")
     (tmp_path / "target.spm").write_bytes((tmp_path / "source.spm").read_bytes())
     pieces = [piece.text for piece in read_pieces((tmp_path / "source.spm").read_bytes()).pieces]
@@ -291,7 +291,7 @@ def test_marian_gives_the_ids_and_texts_of_transformers(tmp_path: Path) -> None:
     ],
 )
 def test_marian_vocabularies_that_are_refused(changes: dict[str, object], problem: str, tmp_path: Path) -> None:
-    source = trained(tmp_path, model_type="unigram").read_bytes()
+    source = trained(tmp_path, CORPUS, model_type="unigram").read_bytes()
     files = {"source.spm": source, "vocab.json": {"</s>": 0, "<unk>": 1}, "config.json": {"model_type": "marian"}}
     with pytest.raises(Refused, match=problem):
         made_of({**files, **changes})
