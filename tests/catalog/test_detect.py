@@ -320,6 +320,9 @@ DENSE: Files = {"modules.json": old("Transformer", "Pooling", "Dense"), "1_Pooli
             SENTENCE | {"config_sentence_transformers.json": {"prompts": {"a\u202eb": "x"}}},
             r"`prompts` has the control character U\+202E",
         ),
+        ({"config.json": CONFIG | {"model_type": "deberta"}}, r"`model_type` is 'deberta', DeBERTa v1, .* v2 and v3 are"),
+        ({"config.json": CONFIG | {"model_type": "longformer"}}, r"`model_type` is 'longformer', .* ModernBERT"),
+        ({"config.json": CONFIG | {"model_type": "big_bird"}}, r"`model_type` is 'big_bird', .* ModernBERT"),
         ({"config.json": CONFIG | {"architectures": ["HF_ColBERT"]}}, r"model\.safetensors: has no matrix `linear\.weight`"),
     ],
 )
