@@ -115,7 +115,8 @@ CASES: dict[str, tuple[tuple[str, bytes], Refused]] = {
     "labels missing": (extract(EMBED, classify=pb.ClassifyTask()), Refused("INVALID_ARGUMENT", "INVALID_INPUT", "classify.labels")),
     "100 MB": (encode(items=[item("x" * 100_000_000)]), Refused("INVALID_ARGUMENT", "INVALID_INPUT", "")),
     "10,001 items": (encode(items=[item("x")] * 10_001), Refused("INVALID_ARGUMENT", "INVALID_INPUT", "items")),
-    "adapter of no form": (encode(adapter="lora"), Refused("INVALID_ARGUMENT", "INVALID_INPUT", "adapter")),
+    "adapter of no form": (encode(adapter="lora/"), Refused("INVALID_ARGUMENT", "INVALID_INPUT", "adapter")),
+    "task that the model does not have": (encode(adapter="text-matching"), Refused("INVALID_ARGUMENT", "INVALID_INPUT", "adapter")),
     "invalid UTF-8": (("Encode", INVALID_UTF8), Refused("INVALID_ARGUMENT", "INVALID_INPUT", "items[1].text")),
     "not protobuf": (("Encode", b"\xff\xff\xff\xff"), Refused("INVALID_ARGUMENT", "INVALID_INPUT", "")),
     "picture for a text model": (

@@ -105,6 +105,16 @@ def test_bfloat16_is_as_good_as_the_merged_model_in_bfloat16(tmp_path: Path) -> 
     assert worst(a.forward(batch), exact) < 3 * worst(own, exact)
 
 
+def test_a_model_in_int8_is_scaled_too(tmp_path: Path) -> None:
+    """No further from the formula than the plain rows are from their own weights in float32."""
+    a = adapted(tmp_path, "bert", (SETTINGS[0][1],), torch.int8)
+    assert a.model.widened() is not None
+    batch = a.batch()
+    far = [(one.adapter, worst([got], [wanted])) for one, got, wanted in zip(batch, a.forward(batch), a.wanted(batch), strict=True)]
+    dora, plain = (max(error for name, error in far if name == adapter) for adapter in ("org/dora-0", ""))
+    assert dora < 3 * plain
+
+
 def test_the_float32_fallback_has_it_too(tmp_path: Path) -> None:
     a = adapted(tmp_path, "bert", (SETTINGS[0][1],), torch.bfloat16)
     wide = a.model.widened()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -149,15 +148,11 @@ def test_the_factors_count_as_the_models_bytes(v3: FakeJinaV3, tmp_path: Path) -
 
 
 def write_plain(v3: FakeJinaV3, directory: Path) -> Path:
-    """The same model without its adapters."""
+    """The same model without its adapters, whose config.json still names them, as in copies with one merged."""
     for file in v3.directory.rglob("*.json"):
         target = directory / file.relative_to(v3.directory)
         target.parent.mkdir(exist_ok=True)
         target.write_text(file.read_text())
-    config = json.loads((directory / "config.json").read_text()) | {"lora_adaptations": None}
-    (directory / "config.json").write_text(json.dumps(config))
-    modules = (directory / "modules.json").read_text().replace("custom_st.", "sentence_transformers.models.")
-    (directory / "modules.json").write_text(modules)
     plain = {
         name.replace(".parametrizations.weight.original", ".weight"): tensor
         for name, tensor in v3.tensors.items()
@@ -165,6 +160,12 @@ def write_plain(v3: FakeJinaV3, directory: Path) -> Path:
     }
     save_file(plain, directory / "model.safetensors")
     return directory
+
+
+def test_a_merged_copy_is_served_without_tasks(v3: FakeJinaV3, tmp_path: Path) -> None:
+    plain = load(write_plain(v3, tmp_path))
+    assert (plain.card.own_adapters, plain.card.role_adapters) == ((), {})
+    assert worst(encoded(plain, EncodeWork(TEXTS, role="query")), v3.encode(TEXTS)) <= 1e-5
 
 
 def test_the_card_names_tasks_roles_and_prompts(v3: FakeJinaV3) -> None:
@@ -188,6 +189,7 @@ def test_prompts_are_config_jsons_where_no_other_file_has_them(tmp_path: Path) -
         ({"lora_rank": 0}, "lora_rank"),
         ({"lora_alpha": "one"}, "lora_alpha"),
         ({"lora_adaptations": ["a", "a"]}, "each once"),
+        ({"task_instructions": {"separation": ["a"]}}, "separation"),
         ({"lora_adaptations": ["../a"]}, "plain name"),
         ({"lora_adaptations": list(TASKS[:4])}, "config.json asks for"),
     ],

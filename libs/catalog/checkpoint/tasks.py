@@ -70,6 +70,11 @@ def refuse_unserved(directory: Path) -> None:
             raise config.broken("architectures", f"is {name}: {_UNSERVED[name]}")
 
 
+def is_parametrized(tensor: str) -> bool:
+    """Return whether a tensor is of a layer with adapters, by its name in jina-embeddings-v3."""
+    return ".parametrizations." in tensor
+
+
 def read_own_adapters(config: Config) -> OwnAdapters:
     """Return the adapters that config.json names. Raise ModelBroken for names and numbers that cannot be."""
     if config.text("model_type") == V5:
@@ -83,8 +88,8 @@ def read_own_adapters(config: Config) -> OwnAdapters:
     if not rank:
         raise config.broken("lora_rank", "must be at least 1")
     by_role = {role: task for role, task in (("query", _QUERY), ("document", _PASSAGE)) if task in names}
-    instructions = config.part("task_instructions").values
-    prompts = {name: str(instructions.get(name) or "") for name in names}
+    instructions = config.part("task_instructions")
+    prompts = {name: instructions.text(name) for name in names}
     return OwnAdapters(names, by_role, prompts, rank, _alpha(config) / rank)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from libs.catalog.card import Card, DenseModule, Scoring, kept_prompts
 from libs.catalog.checkpoint.checkpoint import Checkpoint
-from libs.catalog.checkpoint.files import Config
-from libs.catalog.checkpoint.tasks import V5, read_own_adapters
+from libs.catalog.checkpoint.files import Config, tensor_entries
+from libs.catalog.checkpoint.tasks import V5, is_parametrized, read_own_adapters
 from libs.catalog.kinds.embedding.gritlm import gritlm, is_gritlm
 from libs.catalog.kinds.embedding.voyage import is_voyage, voyage
 from libs.errors import ModelBroken
@@ -53,8 +53,13 @@ def dense(files: Checkpoint, card: Card) -> Card:
 
 
 def _with_own_adapters(files: Checkpoint, card: Card) -> Card:
-    """The card with the checkpoint's own LoRA adapters, and their prompts beside those of roles."""
+    """The card with the checkpoint's own LoRA adapters, and their prompts beside those of roles.
+
+    Copies of jina-embeddings-v3 with one adapter merged still name all of them in config.json: they have none.
+    """
     own = read_own_adapters(files.config)
+    if own.names and not own.folder and not any(map(is_parametrized, tensor_names(files))):
+        return card
     prompts = kept_prompts({**own.prompts, **card.prompts})
     return replace(card, own_adapters=own.names, role_adapters=own.by_role, prompts=prompts)
 
@@ -70,6 +75,12 @@ def _v5(files: Checkpoint, card: Card) -> Card:
         normalize=True,
         scoring=similarity(files.top),
     )
+
+
+def tensor_names(files: Checkpoint) -> Iterator[str]:
+    """The names of the encoder's tensors, by the headers of its files."""
+    for name in files.tensors:
+        yield from tensor_entries(files.directory, name)
 
 
 def similarity(top: Config) -> Scoring:
