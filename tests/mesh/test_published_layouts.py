@@ -93,13 +93,11 @@ def lines(client: shoal.Client, model: str) -> object:
 
 ASKED: Final[dict[str, Callable[[shoal.Client, str], object]]] = {
     "urchade/gliner_multi-v2.1": entities,
-    "EmergentMethods/gliner_large_news-v2.1": entities,
     "numind/NuNER_Zero": entities,
     "gliner-community/gliner_small-v2.5": entities,
     "knowledgator/gliner-pii-small-v1.0": entities,
     "knowledgator/gliner-bi-small-v2.0": entities,
     "knowledgator/gliner-relex-large-v1.0": joint,
-    "NeuML/gliner-bert-tiny": entities,
     "jackboyla/glirel-large-v0": relations,
     "microsoft/trocr-base-printed": lines,
 }
