@@ -133,11 +133,9 @@ def _urchade_multilingual(writer: _Writer) -> None:
     _training_files(writer, "urchade/gliner_multi-v2.1", base, "microsoft/mdeberta-v3-base", {"subtoken_pooling": "first"})
 
 
-def _news_and_nuner(writer: _Writer) -> None:
+def _nuner(writer: _Writer) -> None:
     base = writer.deberta("microsoft/deberta-v3-large", "deberta")
-    large = "microsoft/deberta-v3-large"
-    _training_files(writer, "EmergentMethods/gliner_large_news-v2.1", base, large, {"max_width": 3})
-    _training_files(writer, "numind/NuNER_Zero", base, large, {"span_mode": "token_level"})
+    _training_files(writer, "numind/NuNER_Zero", base, "microsoft/deberta-v3-large", {"span_mode": "token_level"})
 
 
 def _training_files(writer: _Writer, model: str, base: Path, name: str, config: Mapping[str, object]) -> None:
@@ -188,10 +186,6 @@ def _knowledgator_relex(writer: _Writer) -> None:
     _package_files(writer, "knowledgator/gliner-relex-large-v1.0", made)
 
 
-def _neuml(writer: _Writer) -> None:
-    _package_files(writer, "NeuML/gliner-bert-tiny", writer.gliner("NeuML/gliner-bert-tiny", {"span_mode": "token_level"}))
-
-
 def _package_files(writer: _Writer, model: str, made: gliner_models.Reference) -> Path:
     """The repository of a model that the package saved, with its weights as the package's default has them: a torch checkpoint."""
     own = writer.repository(model)
@@ -232,8 +226,8 @@ def _trocr(writer: _Writer) -> None:
 
 
 _REPOSITORIES: Final[tuple[Callable[[_Writer], None], ...]] = (
-    _bge_m3, _urchade, _urchade_multilingual, _news_and_nuner, _community, _knowledgator_pii, _knowledgator_bi, _knowledgator_relex,
-    _neuml, _glirel, _trocr,
+    _bge_m3, _urchade, _urchade_multilingual, _nuner, _community, _knowledgator_pii, _knowledgator_bi, _knowledgator_relex, _glirel,
+    _trocr,
 )  # fmt: skip
 
 

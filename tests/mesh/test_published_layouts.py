@@ -27,6 +27,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 M3: Final = "BAAI/bge-m3"
 URCHADE: Final = "urchade/gliner_small-v2.1"
 RELATIONS: Final = "Programs such as the GPL, which users run, are free software."
+TOLERANCE: Final = 1e-6
+"""A CPU's products depend on where weights lie in memory: the same weights twice in one worker differ by some 1e-7."""
+
 SPANS: Final = glirel_models.spans_of(RELATIONS, "GPL", "users", "free software")
 
 
@@ -66,40 +69,56 @@ def run(mesh: Cluster, *arguments: str) -> Any:
     return json.loads(ran.stdout)
 
 
-def entities(client: shoal.Client, model: str) -> object:
+Scores = dict[tuple[object, ...], float]
+"""Scores by what they are of: the item and the places and labels that were found."""
+
+
+def entities(client: shoal.Client, model: str) -> Scores:
     found = client.extract(model, TEXTS, task=shoal.Entities(labels=LABELS, threshold=0.3), timeout=120)
-    assert sum(len(one.entities) for one in found) > 3
-    return [one.entities for one in found]
+    scores: Scores = {(item, *place(one)): one.score for item, result in enumerate(found) for one in result.entities}
+    assert len(scores) > 3
+    return scores
 
 
-def relations(client: shoal.Client, model: str) -> object:
+def relations(client: shoal.Client, model: str) -> Scores:
     task = shoal.Relations(labels=glirel_models.LABELS, threshold=0.0, entities=[SPANS])
-    found = client.extract(model, [RELATIONS], task=task, timeout=120)
-    assert found[0].relations
-    return found[0].relations
+    return related(client.extract(model, [RELATIONS], task=task, timeout=120))
 
 
-def joint(client: shoal.Client, model: str) -> object:
+def joint(client: shoal.Client, model: str) -> Scores:
+    """Entities and their relations, by one model."""
     task = shoal.Relations(labels=["part of"], entity_labels=LABELS, threshold=0.1)
     found = client.extract(model, TEXTS[2:], task=task, timeout=120)
-    return [(one.entities, one.relations) for one in found]
+    return {(item, *place(one)): one.score for item, result in enumerate(found) for one in result.entities} | related(found)
 
 
-def lines(client: shoal.Client, model: str) -> object:
+def related(found: shoal.ExtractResult) -> Scores:
+    scores: Scores = {
+        (item, *place(one.head), *place(one.tail), one.label): one.score
+        for item, result in enumerate(found)
+        for one in result.relations
+    }
+    assert scores
+    return scores
+
+
+def place(entity: shoal.Entity) -> tuple[int, int, str]:
+    return entity.start, entity.end, entity.label
+
+
+def lines(client: shoal.Client, model: str) -> Scores:
     found = client.extract(model, pictures()[:2], shoal.ReadText(max_tokens=8), timeout=120)
     assert any(one.text for one in found)
-    return [one.text for one in found]
+    return {(one.text, item): 1.0 for item, one in enumerate(found)}
 
 
-ASKED: Final[dict[str, Callable[[shoal.Client, str], object]]] = {
+ASKED: Final[dict[str, Callable[[shoal.Client, str], Scores]]] = {
     "urchade/gliner_multi-v2.1": entities,
-    "EmergentMethods/gliner_large_news-v2.1": entities,
     "numind/NuNER_Zero": entities,
     "gliner-community/gliner_small-v2.5": entities,
     "knowledgator/gliner-pii-small-v1.0": entities,
     "knowledgator/gliner-bi-small-v2.0": entities,
     "knowledgator/gliner-relex-large-v1.0": joint,
-    "NeuML/gliner-bert-tiny": entities,
     "jackboyla/glirel-large-v0": relations,
     "microsoft/trocr-base-printed": lines,
 }
@@ -113,15 +132,17 @@ def test_bge_m3_answers_the_command_line_by_name(mesh: Cluster) -> None:
         )
     assert found.dense is not None
     assert wanted.dense is not None
-    np.testing.assert_array_equal(found.dense, wanted.dense)
-    np.testing.assert_allclose([item["dense"] for item in items], wanted.dense, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(found.dense, wanted.dense, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose([item["dense"] for item in items], wanted.dense, rtol=0, atol=TOLERANCE)
     assert found.sparse is not None
     assert wanted.sparse is not None
-    assert [[list(part) for part in row] for row in found.sparse] == [[list(part) for part in row] for row in wanted.sparse]
+    for ours, theirs in zip(found.sparse, wanted.sparse, strict=True):
+        for numbers, same in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(numbers, same, rtol=0, atol=TOLERANCE)
     assert found.multi_vector is not None
     assert wanted.multi_vector is not None
     for rows, same in zip(found.multi_vector, wanted.multi_vector, strict=True):
-        np.testing.assert_array_equal(rows, same)
+        np.testing.assert_allclose(rows, same, rtol=0, atol=TOLERANCE)
 
 
 def test_urchade_gliner_answers_the_command_line_by_name(mesh: Cluster) -> None:
@@ -138,7 +159,7 @@ def test_urchade_gliner_answers_the_command_line_by_name(mesh: Cluster) -> None:
 @pytest.mark.parametrize("model", ASKED)
 def test_a_published_model_answers_as_its_twin(model: str, mesh: Cluster, hub: FakeHub) -> None:
     with shoal.Client(mesh.address) as client:
-        assert ASKED[model](client, model) == ASKED[model](client, twin(model))
+        assert ASKED[model](client, model) == pytest.approx(ASKED[model](client, twin(model)), abs=TOLERANCE)
     stored = mesh.directory / "store" / "models" / model
     assert not [path for path in stored.rglob("*") if path.suffix in (".bin", ".pt", ".onnx")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import grpc
 import pytest
@@ -121,7 +122,7 @@ async def test_a_router_refuses_before_any_work_what_a_default_client_could_not_
     async with router(redis_url) as client, FakeWorker(client.address, models=[vectors_card()]).working() as worker:
         await client.sees("w1")
         async with grpc.aio.insecure_channel(client.address) as channel:
-            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
             refusal = await refused(stub.Encode(request, timeout=20))
             assert (refusal.code, refusal.field) == (grpc.StatusCode.INVALID_ARGUMENT, "items")
             assert not worker.jobs
