@@ -18,7 +18,7 @@ from shoal.cli.evaluation import report
 from shoal.cli.evaluation.data import read_pairs, read_retrieval
 from shoal.cli.evaluation.running import compare_pairs, retrieve
 
-from benchmarks.quality.data import write_docstrings, write_lee
+from benchmarks.quality.data import DOCUMENTS, write_docstrings, write_lee
 from services.local.settings import MINILM, packaged_minilm
 from tests.packages.fetching import CACHE, unzip
 from tests.packages.table import MPNET, PACKAGED, SPLADE
@@ -30,6 +30,9 @@ NDCG: Final = "nDCG@10"
 MAX_NDCG_DIFFERENCE: Final = 0.002
 SECONDS: Final = 600.0
 """The timeout of a load and of a call: a busy machine is slow, but its answers are the same."""
+BATCH_TEXTS: Final = 32
+"""Of one call: a busy machine takes minutes for more with mpnet, and a router ends calls that outlive their connection."""
+
 Row = Mapping[str, Any]
 
 
@@ -37,12 +40,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=list(MODELS))
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
+    parser.add_argument("--documents", type=int, default=DOCUMENTS, help="of the docstrings; more resolve smaller differences")
     parser.add_argument("--out", type=Path, default=Path(".cache/quality"), help="the sets, the results as JSON and the plots")
     parser.add_argument("--threads", type=int, default=1, help="of the worker's forward passes")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     lee, pairs = write_lee(given.out)
-    docstrings = write_docstrings(given.out)
+    docstrings = write_docstrings(given.out, given.documents)
     names = [f"{model}/{form}" for model in given.models for form in given.formats]
     misses: list[str] = []
     with (
@@ -94,7 +98,7 @@ def rank(client: shoal.Client, folder: Path, names: Sequence[str], out: Path) ->
     print(f"{folder.stem}: {len(data.documents):,} documents, {len(data.queries):,} queries", flush=True)
     runs = []
     for name in names:
-        runs.append(retrieve(client, name, data, _ignore))
+        runs.append(retrieve(client, name, data, _ignore, BATCH_TEXTS))
         print(f"  {report.retrieval_rows(runs[-1:], data)[0]}", flush=True)
     rows = report.retrieval_rows(runs, data)
     _publish(out / f"{folder.stem}.json", rows)
@@ -107,7 +111,10 @@ def correlate(client: shoal.Client, file: Path, names: Sequence[str], out: Path)
     """Print and write what `shoal eval` prints for scored pairs."""
     data = read_pairs(file)
     print(f"{file.stem}: {len(data.scores):,} pairs", flush=True)
-    _publish(out / f"{file.stem}.json", report.pair_rows([compare_pairs(client, name, data, _ignore) for name in names], data))
+    _publish(
+        out / f"{file.stem}.json",
+        report.pair_rows([compare_pairs(client, name, data, _ignore, BATCH_TEXTS) for name in names], data),
+    )
 
 
 def _publish(path: Path, rows: Sequence[Row]) -> None:

@@ -31,7 +31,7 @@ SOURCES: Final = (
     Wheel("networkx", "3.5", "0030d386a9a06dee3565298b4a734b68589749a544acbb6c412dc9e2489ec6ec"),
     Wheel("sympy", "1.14.0", "e091cc3e99d2141a0ba2847328f5479b05d94a6635cb96148ccb3f34671bd8f5"),
 )
-MAX_DOCUMENTS: Final = 500
+DOCUMENTS: Final = 300
 MAX_BODY_CHARACTERS: Final = 300
 MAX_UNJUDGED: Final = 100
 MIN_BODY_CHARACTERS: Final = 200
@@ -76,15 +76,15 @@ def grade(similarity: float) -> int:
     return round((similarity * GRADES) - 1)
 
 
-def write_docstrings(folder: Path) -> Path:
-    """Write the folder of the known-item set, and return it."""
+def write_docstrings(folder: Path, documents: int = DOCUMENTS) -> Path:
+    """Write the folder of the known-item set of at most `documents` docstrings, and return it."""
     found: list[tuple[str, str, str]] = []
     for wheel in SOURCES:
         with zipfile.ZipFile(fetch(wheel, CACHE)) as opened:
             for name in sorted(opened.namelist()):
                 if name.endswith(".py") and "/tests/" not in name and ".dist-info" not in name:
                     found += [(f"{name}:{function}", *parts) for function, parts in split_docstrings(opened.read(name).decode())]
-    return _write(folder / "docstrings", *known_items(found))
+    return _write(folder / "docstrings", *known_items(found, documents))
 
 
 def split_docstrings(source: str) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -100,12 +100,12 @@ def split_docstrings(source: str) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def known_items(
-    found: list[tuple[str, str, str]],
+    found: list[tuple[str, str, str]], most: int = DOCUMENTS
 ) -> tuple[Mapping[str, str], Mapping[str, str], Mapping[str, Mapping[str, int]]]:
     """Documents, queries and judgements of docstrings (name, first paragraph, rest). Texts that occur twice are left out."""
     summaries, bodies = Counter(summary for _, summary, _ in found), Counter(body for _, _, body in found)
     unique = {name: (summary, body) for name, summary, body in found if summaries[summary] == bodies[body] == 1}
-    names = sorted(unique, key=lambda name: hashlib.sha256(name.encode()).digest())[:MAX_DOCUMENTS]
+    names = sorted(unique, key=lambda name: hashlib.sha256(name.encode()).digest())[:most]
     documents = {name: unique[name][1] for name in names}
     queries = {f"query {name}": unique[name][0] for name in names}
     return documents, queries, {f"query {name}": {name: 1} for name in names}

@@ -11,7 +11,7 @@ from rich.text import Text
 from shoal.cli.console import Console, emit, note, show
 from shoal.cli.evaluation import report
 from shoal.cli.evaluation.data import read_pairs, read_retrieval
-from shoal.cli.evaluation.running import compare_pairs, rerank, retrieve
+from shoal.cli.evaluation.running import BATCH_TEXTS, compare_pairs, rerank, retrieve
 from shoal.cli.options import Json, OpenClient, connected
 
 
@@ -32,6 +32,9 @@ def evaluate(
     without_labels: Annotated[
         bool, typer.Option("--without-labels", help="Print how far the models' rankings agree; no judgements are read.")
     ] = False,
+    batch: Annotated[
+        int, typer.Option(min=1, max=BATCH_TEXTS, help="Texts of one call; fewer for a model that takes minutes for as many.")
+    ] = BATCH_TEXTS,
     plot: Annotated[Path | None, typer.Option(help="Draw the results to this file: .png or .svg (needs matplotlib).")] = None,
     as_json: Json = False,
 ) -> None:
@@ -53,7 +56,7 @@ def evaluate(
         runs = []
         with console.status(Text(title)) as status:
             for name in model:
-                base = retrieve(client, name, found, lambda words: status.update(Text(words)))
+                base = retrieve(client, name, found, lambda words: status.update(Text(words)), batch)
                 runs.append(base)
                 runs += [rerank(client, one, base, found, lambda words: status.update(Text(words))) for one in reranker or ()]
         rows = report.agreement_rows(runs) if without_labels else report.retrieval_rows(runs, found)
@@ -62,7 +65,7 @@ def evaluate(
         pairs = read_pairs(data)
         client = open_client()
         with console.status(Text(title)) as status:
-            scored = [compare_pairs(client, name, pairs, lambda words: status.update(Text(words))) for name in model]
+            scored = [compare_pairs(client, name, pairs, lambda words: status.update(Text(words)), batch) for name in model]
         rows = report.pair_rows(scored, pairs)
         title = f"{title}: {len(pairs.scores):,} pairs"
     if plot is not None:

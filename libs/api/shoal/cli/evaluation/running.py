@@ -17,7 +17,7 @@ from shoal.client import Client
 from shoal.results import EncodeResult
 
 BATCH_TEXTS: Final = 512
-"""Of one call; the client splits it further and keeps several requests in flight."""
+"""The default of one call; the client splits it further and keeps several requests in flight."""
 
 DEPTH: Final = 100
 """Documents that a ranking keeps, and that a reranker scores."""
@@ -57,13 +57,13 @@ class PairRun:
     bytes: int
 
 
-def retrieve(client: Client, model: str, data: Retrieval, on_progress: OnProgress) -> Run:
+def retrieve(client: Client, model: str, data: Retrieval, on_progress: OnProgress, batch: int = BATCH_TEXTS) -> Run:
     """Rank all documents for each query by the model's vectors."""
     keys, texts = list(data.documents), list(data.documents.values())
     started, tokens, parts = time.perf_counter(), 0, []
-    for begin in range(0, len(texts), BATCH_TEXTS):
+    for begin in range(0, len(texts), batch):
         on_progress(f"{model}: {begin:,} of {len(texts):,} documents")
-        parts.append(client.encode(model, texts[begin : begin + BATCH_TEXTS], role="document"))
+        parts.append(client.encode(model, texts[begin : begin + batch], role="document"))
         tokens += parts[-1].usage.input_tokens
     speed = tokens / (time.perf_counter() - started)
     seconds, rankings = [], {}
@@ -93,14 +93,14 @@ def rerank(client: Client, reranker: str, run: Run, data: Retrieval, on_progress
     return Run(name, rankings, tokens / sum(seconds), float(np.median(seconds)), memory)
 
 
-def compare_pairs(client: Client, model: str, data: Pairs, on_progress: OnProgress) -> PairRun:
+def compare_pairs(client: Client, model: str, data: Pairs, on_progress: OnProgress, batch: int = BATCH_TEXTS) -> PairRun:
     """The cosine (of token vectors: MaxSim) of each pair."""
     on_progress(f"{model}: {len(data.scores):,} pairs")
     started = time.perf_counter()
     similarities: list[float] = []
     tokens = 0
-    for begin in range(0, len(data.scores), BATCH_TEXTS):
-        first, second = data.first[begin : begin + BATCH_TEXTS], data.second[begin : begin + BATCH_TEXTS]
+    for begin in range(0, len(data.scores), batch):
+        first, second = data.first[begin : begin + batch], data.second[begin : begin + batch]
         # Sets pair the same sentences again and again: each is encoded once.
         places = {text: place for place, text in enumerate(dict.fromkeys((*first, *second)))}
         encoded = client.encode(model, list(places))
