@@ -107,6 +107,7 @@ async def _check(browser: str, only: str, *, short: bool) -> int:
             "ONLY": only,
             "SHORT": "1" if short else "",
             "TOOLS": str(TOOLS),
+            "PYTHON": sys.executable,
         }
         process = await asyncio.create_subprocess_exec("node", HERE / "check.mjs", env={**os.environ, **environment})
         status = await process.wait()

@@ -2,12 +2,13 @@
 // serious finding of axe. With SHORT fewer screenshots are taken, and no frame is timed.
 
 import assert from "node:assert/strict";
-import { mkdtempSync, readFileSync } from "node:fs";
+import { execFileSync } from "node:child_process";
+import { mkdtempSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
-const { TOOLS, SHOTS, CHROMIUM, ONLY, SHORT } = process.env;
+const { TOOLS, SHOTS, CHROMIUM, ONLY, SHORT, PYTHON } = process.env;
 const urls = JSON.parse(process.env.CONSOLE_URLS);
 const require = createRequire(join(TOOLS, "package.json"));
 const { chromium } = require("playwright-core");
@@ -120,6 +121,15 @@ async function scroll(page) {
   assert.ok(script + style + layout < 16, "the page's own work for a frame of scrolling fits into it");
   await page.evaluate(() => window.scrollTo(0, 0));
 }
+
+// What a shell makes of a snippet: the body that curl or grpcurl is given. Files lie in `cwd`.
+function bodyOf(snippet, cwd) {
+  const shows = 'curl() { case "$*" in *"-d @"*) cat;; *) while [ "$1" != -d ]; do shift; done; printf %s "$2";; esac; }; grpcurl() { curl "$@"; };';
+  return JSON.parse(execFileSync("bash", ["-c", `${shows} ${snippet}`], { cwd, encoding: "utf8" }));
+}
+
+// Python reads it, and nothing in it is run.
+const parses = (snippet) => execFileSync(PYTHON, ["-c", "import ast, sys; ast.parse(sys.stdin.read())"], { input: snippet });
 
 function lastHour() {
   const now = Date.now() / 1000;
@@ -268,9 +278,15 @@ const parts = {
     await shoot(page, "playground-encode-whole", { full: true });
     // OpenAI's wire comes first.
     assert.match(await page.locator(".snippets code").innerText(), /^curl -s \S+\/v1\/embeddings/);
-    for (const kind of ["openai", "shoal", "grpcurl", "curl"]) {
+    const hard = "It's 5 $HOME `ls` \\ \"quoted\"";
+    await page.getByLabel(/^Texts/).fill(hard);
+    for (const kind of ["openai", "shoal", "grpcurl", "curl", "OpenAI curl"]) {
       await page.getByRole("button", { name: kind, exact: true }).click();
-      assert.match(await page.locator(".snippets code").innerText(), /BAAI/);
+      const text = await page.locator(".snippets code").innerText();
+      assert.match(text, /BAAI/);
+      if (["openai", "shoal"].includes(kind)) parses(text);
+      else if (kind === "OpenAI curl") assert.deepEqual(bodyOf(text).input, [hard]);
+      else assert.equal(bodyOf(text).items[0].text, hard);
     }
     await page.getByLabel("Model", { exact: true }).fill("colbert-ir/colbertv2.0");
     await page.keyboard.press("Control+Enter");
@@ -379,12 +395,22 @@ const parts = {
     assert.equal(sent.items[3].images[0].data, PNG.toString("base64"));
     await page.locator(".heat th", { hasText: "a dog's.png" }).waitFor();
     await record(page, "playground-images");
-    // Files are named in commands, and never with what stands in them.
+    // Files are named in commands, which read them, and never with what stands in them.
+    const hard = "It's 5 $HOME `ls` \\ \"quoted\"";
+    await page.getByLabel(/^Texts/).fill(hard);
+    const cwd = mkdtempSync(join(tmpdir(), "shoal-files-"));
+    for (const name of ["cat.png", "a dog's.png"]) writeFileSync(join(cwd, name), PNG);
     for (const kind of ["curl", "openai", "shoal", "grpcurl"]) {
       await page.getByRole("button", { name: kind, exact: true }).click();
       const text = await page.locator(".snippets code").innerText();
       assert.match(text, /cat\.png/);
       assert.ok(!text.includes(PNG.toString("base64").slice(0, 40)));
+      if (["openai", "shoal"].includes(kind)) parses(text);
+      else {
+        const [first, , dog] = bodyOf(text, cwd).items;
+        assert.equal(first.text, hard);
+        assert.equal((dog.image || dog.images[0]).data, PNG.toString("base64"));
+      }
     }
     // What is too large is refused before it is read.
     await page.getByLabel(/^Images/).setInputFiles([png("large.png", Buffer.alloc((8 << 20) + 1))]);

@@ -10,7 +10,9 @@ from shoal.v1 import inference_pb2 as pb
 
 STAGES: Final = ("queue", "prepare", "wait", "forward", "finish", "total")
 """Those of `Timings`."""
-_VERBS: Final = {"EncodeRequest": "encode", "ScoreRequest": "score", "ExtractRequest": "extract"}
+_FIELDS: Final = tuple(f"{stage}_seconds" for stage in STAGES)
+_VERBS: Final[dict[type, str]] = {pb.EncodeRequest: "encode", pb.ScoreRequest: "score", pb.ExtractRequest: "extract"}
+_ANSWERS: Final = (pb.EncodeResponse, pb.ScoreResponse, pb.ExtractResponse)
 
 
 @dataclass(slots=True)
@@ -33,10 +35,10 @@ class Cost:
 
     def note_question(self, message: Message) -> None:
         """Note what is asked, if that is inference."""
-        verb = _VERBS.get(message.DESCRIPTOR.name)
+        verb = _VERBS.get(type(message))
         if verb is None:
             return
-        is_writing = isinstance(message, pb.ExtractRequest) and message.WhichOneof("task") == "text"
+        is_writing = isinstance(message, pb.ExtractRequest) and message.HasField("text")
         self.verb = "write" if is_writing else verb
         self.model = getattr(message, "model", "")
 
@@ -44,10 +46,10 @@ class Cost:
         """Note what an answer took: of a stream its last part."""
         if isinstance(reply, pb.ExtractStreamResponse):
             reply = reply.response
-        usage, timings = getattr(reply, "usage", None), getattr(reply, "timings", None)
-        if not isinstance(usage, pb.Usage) or not isinstance(timings, pb.Timings):
+        if not isinstance(reply, _ANSWERS):
             return
+        usage, timings = reply.usage, reply.timings
         self.input_tokens += usage.input_tokens
         self.output_tokens += usage.output_tokens
-        for at, stage in enumerate(STAGES):
-            self.seconds[at] += getattr(timings, f"{stage}_seconds")
+        for at, field_name in enumerate(_FIELDS):
+            self.seconds[at] += getattr(timings, field_name)

@@ -8,6 +8,7 @@ they may be.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,9 +24,11 @@ _BINS: Final = 80
 _FIRST_BIN_SECONDS: Final = 0.001
 _GROWTH: Final = 1.2
 """The last bin begins at 1,800 s (0.001 s by 1.2^79), beyond the longest deadline."""
+_BINS_PER_E: Final = 1 / math.log(_GROWTH)
 _COLUMNS: Final = ("requests", "refused", "failed", "input_tokens", "output_tokens", "queued")
-_QUEUED: Final = _COLUMNS.index("queued")
+_NO_LATENCIES: Final = array("I", bytes(4 * _BINS))
 _UNKNOWN: Final = -1
+"""A queue that nobody looked at."""
 _CLIENT_LEFT: Final = 499
 
 
@@ -69,28 +72,35 @@ class History:
 
     def __init__(self, now: float) -> None:
         self._begin = self._newest = int(now) // STEP_SECONDS
-        self._latencies = np.zeros((STEPS, _BINS), np.uint32)
-        self._columns = np.zeros((STEPS, len(_COLUMNS)), np.int64)
-        self._columns[:, _QUEUED] = _UNKNOWN
+        # Arrays of Python: counting one request in them takes less time than in arrays of numpy.
+        self._latencies = array("I", bytes(4 * STEPS * _BINS))
+        self._columns = {name: array("q", bytes(8 * STEPS)) for name in _COLUMNS}
+        for row in range(STEPS):
+            self._columns["queued"][row] = _UNKNOWN
         self._requests: deque[Finished] = deque(maxlen=MAX_REQUESTS)
 
     @property
     def array_bytes(self) -> int:
         """Return the bytes of the steps, which do not change."""
-        return self._latencies.nbytes + self._columns.nbytes
+        return sum(len(one) * one.itemsize for one in (self._latencies, *self._columns.values()))
 
     def note_request(self, one: Finished) -> None:
         """Count a request, and remember it without any text."""
         row = self._row(one.at)
-        self._columns[row, :_QUEUED] += (1, one.is_refused, one.is_failed, one.cost.input_tokens, one.cost.output_tokens)
+        columns, cost = self._columns, one.cost
+        columns["requests"][row] += 1
+        columns["refused"][row] += one.is_refused
+        columns["failed"][row] += one.is_failed
+        columns["input_tokens"][row] += cost.input_tokens
+        columns["output_tokens"][row] += cost.output_tokens
         if one.is_answered:
-            self._latencies[row, _bin_of(one.seconds)] += 1
+            self._latencies[row * _BINS + _bin_of(one.seconds)] += 1
         self._requests.append(one)
 
     def note_queue(self, jobs: int, now: float) -> None:
         """Note the jobs that wait in the mesh's lanes: a step keeps the most."""
         row = self._row(now)
-        self._columns[row, _QUEUED] = max(jobs, self._columns[row, _QUEUED])
+        self._columns["queued"][row] = max(jobs, self._columns["queued"][row])
 
     def content(self, now: float) -> dict[str, Any]:
         """What the console shows: columns of steps, oldest first, and the requests, newest first."""
@@ -98,10 +108,10 @@ class History:
         first = max(self._begin, self._newest - STEPS + 1)
         rows = np.arange(first, self._newest + 1) % STEPS
         columns: dict[str, list[Any]] = {
-            name: [None if value == _UNKNOWN and at == _QUEUED else value for value in self._columns[rows, at].tolist()]
-            for at, name in enumerate(_COLUMNS)
+            name: [None if value == _UNKNOWN else value for value in (column[row] for row in rows)]
+            for name, column in self._columns.items()
         }
-        latencies = self._latencies[rows]
+        latencies = np.array(self._latencies, np.uint32).reshape(STEPS, _BINS)[rows]
         columns |= {name: _percentiles(latencies, share) for name, share in (("p50", 0.50), ("p99", 0.99))}
         requests = [_request_content(one) for one in reversed(self._requests)]
         return {"step_seconds": STEP_SECONDS, "first": first * STEP_SECONDS, "now": now, "steps": columns, "requests": requests}
@@ -109,19 +119,19 @@ class History:
     def _row(self, now: float) -> int:
         """The row of a moment; those between it and the newest are emptied first."""
         step = int(now) // STEP_SECONDS
-        if step > self._newest:
-            rows = np.arange(max(self._newest + 1, step - STEPS + 1), step + 1) % STEPS
-            self._latencies[rows] = 0
-            self._columns[rows] = 0
-            self._columns[rows, _QUEUED] = _UNKNOWN
-            self._newest = step
+        for new in range(max(self._newest + 1, step - STEPS + 1), step + 1):
+            row = new % STEPS
+            self._latencies[row * _BINS : (row + 1) * _BINS] = _NO_LATENCIES
+            for name, column in self._columns.items():
+                column[row] = _UNKNOWN if name == "queued" else 0
+        self._newest = max(self._newest, step)
         return self._newest % STEPS
 
 
 def _bin_of(seconds: float) -> int:
     if seconds <= _FIRST_BIN_SECONDS:
         return 0
-    return min(_BINS - 1, 1 + int(math.log(seconds / _FIRST_BIN_SECONDS, _GROWTH)))
+    return min(_BINS - 1, 1 + int(math.log(seconds / _FIRST_BIN_SECONDS) * _BINS_PER_E))
 
 
 def _percentiles(latencies: np.ndarray, share: float) -> list[float | None]:

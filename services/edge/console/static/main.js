@@ -205,7 +205,7 @@ function Token({ onClose }) {
   return html`<${Dialog} kind="ask" label="Token" onClose=${onClose}>
     <form onSubmit=${(event) => [event.preventDefault(), keep(value)]}>
       <p class="muted">It is kept in this tab until it is closed, and goes to the router with each request. Watching and changing need the role admin.</p>
-      <label class="field"><span>Token</span><input type="password" autocomplete="off" spellcheck="false" autofocus value=${value} onInput=${(event) => setValue(event.target.value)} /></label>
+      <label class="field"><span>Token</span><input type="password" autocomplete="off" spellcheck=${false} autofocus value=${value} onInput=${(event) => setValue(event.target.value)} /></label>
       <footer>${token() && html`<button type="button" onClick=${() => keep("")}>Forget it</button>`}<button type="button" onClick=${onClose}>Cancel</button><button class="primary">Use it</button></footer>
     </form>
   <//>`;

@@ -118,6 +118,7 @@ export function ChatView({ query, go }) {
         <div class="log" ref=${log} role="log" aria-busy=${Boolean(running)} aria-label="Messages" tabindex="0">
           ${!state.messages.length &&
           !running &&
+          !failure &&
           html`<${Empty} heading=${fitting.length || !mesh.models.size ? "Ask the model something" : "No model here writes"}
             >${fitting.length || !mesh.models.size
               ? "The answer appears while it is written. Nothing of it is kept when this page is closed."
@@ -139,7 +140,7 @@ export function ChatView({ query, go }) {
       <div class="aside">
         <section class="card form" aria-label="Settings">
           <label class="field"><span>Model</span>
-            <input list="writers" value=${chosen} placeholder="org/name" maxlength="256" spellcheck="false" autocomplete="off" onInput=${(event) => setModel(event.target.value.trim())} />
+            <input list="writers" value=${chosen} placeholder="org/name" maxlength="256" spellcheck=${false} autocomplete="off" onInput=${(event) => setModel(event.target.value.trim())} />
             <datalist id="writers">${fitting.slice(0, 300).map((one) => html`<option key=${one.id} value=${one.id} />`)}</datalist></label>
           ${known && !serves(known, "chat") && html`<p class="small">It does not write. <a href="#/playground?model=${encodeURIComponent(chosen)}">Try it in the playground</a>.</p>`}
           <label class="field"><span>System prompt <em>optional</em></span>
@@ -150,7 +151,7 @@ export function ChatView({ query, go }) {
           </div>
           <details open=${Boolean(state.schema)}><summary>Answer by a JSON schema</summary>
             <label class="field"><span class="hidden">JSON schema</span>
-              <textarea rows="6" class="code" spellcheck="false" maxlength=${MAX_SCHEMA} placeholder='{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}' value=${state.schema} onInput=${set("schema")}></textarea></label></details>
+              <textarea rows="6" class="code" spellcheck=${false} maxlength=${MAX_SCHEMA} placeholder='{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}' value=${state.schema} onInput=${set("schema")}></textarea></label></details>
         </section>
         <${Snippets} ask=${ask} about=${mesh.about} />
       </div>

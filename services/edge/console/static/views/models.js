@@ -48,7 +48,7 @@ export function ModelsView({ query, go, open }) {
     <div class="tools">
       <label class="search"
         ><${Icon} name="search" /><input id="search" type="search" placeholder="Search by name or family" aria-label="Search models" value=${text}
-          autocomplete="off" spellcheck="false" onInput=${(event) => setText(event.target.value)} /><kbd>/</kbd></label>
+          autocomplete="off" spellcheck=${false} onInput=${(event) => setText(event.target.value)} /><kbd>/</kbd></label>
       <div class="chips" role="group" aria-label="State">
         <button class="filter" aria-pressed=${!state} onClick=${() => setState("")}>All</button>
         ${ORDER.filter((one) => counts.get(one)).map(
@@ -89,7 +89,7 @@ function ByName({ onClose }) {
   return html`<${Dialog} kind="ask" label="Load a model" onClose=${onClose}>
     <form onSubmit=${submit}>
       <label class="field"><span>Name</span>
-        <input value=${name} placeholder="org/name" spellcheck="false" autocomplete="off" autofocus onInput=${(event) => setName(event.target.value)} /></label>
+        <input value=${name} placeholder="org/name" spellcheck=${false} autocomplete="off" autofocus onInput=${(event) => setName(event.target.value)} /></label>
       <footer><button type="button" onClick=${onClose}>Cancel</button><button class="primary" disabled=${!name.trim()}>Go on</button></footer>
     </form>
   <//>`;

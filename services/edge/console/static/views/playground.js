@@ -145,7 +145,7 @@ export function PlaygroundView({ query, go }) {
           ${VERBS.map(([name, word]) => html`<button type="button" key=${name} aria-pressed=${verb === name} onClick=${() => turn(name)}>${word}</button>`)}
         </div>
         <label class="field"><span>Model</span>
-          <input id="search" list="models" value=${chosen} placeholder="org/name" maxlength="256" spellcheck="false" autocomplete="off" onInput=${(event) => setModel(event.target.value.trim())} />
+          <input id="search" list="models" value=${chosen} placeholder="org/name" maxlength="256" spellcheck=${false} autocomplete="off" onInput=${(event) => setModel(event.target.value.trim())} />
           <datalist id="models">${fitting.slice(0, 300).map((one) => html`<option key=${one.id} value=${one.id} />`)}</datalist></label>
         ${!isFitting &&
         html`<p class="small">${chosen} does not ${verb}. ${writes(known) && html`It writes: <a href="#/chat?model=${encodeURIComponent(chosen)}">open it in the chat</a>.`}</p>`}
@@ -168,7 +168,7 @@ export function PlaygroundView({ query, go }) {
           ${doing === "relations" && html`<label class="field"><span>Kinds of entities <em>with commas</em></span><input maxlength=${MAX_LINE} value=${kinds} onInput=${(event) => setKinds(event.target.value)} /></label>`}
           ${doing === "structure" &&
           html`<label class="field"><span>Schema <em>JSON: entities, relations, classifications, structures</em></span>
-            <textarea rows="7" class="code" spellcheck="false" maxlength=${MAX_SCHEMA} value=${schema} onInput=${(event) => setSchema(event.target.value)}></textarea></label>`}
+            <textarea rows="7" class="code" spellcheck=${false} maxlength=${MAX_SCHEMA} value=${schema} onInput=${(event) => setSchema(event.target.value)}></textarea></label>`}
           ${doing === "text" && html`<label class="field"><span>Instruction <em>optional</em></span><input maxlength=${MAX_LINE} value=${instruction} onInput=${(event) => setInstruction(event.target.value)} /></label>`}
           ${doing !== "text" &&
           html`<div class="pair">
