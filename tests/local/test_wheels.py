@@ -33,6 +33,7 @@ from packaging.utils import canonicalize_name
 from libs.kernels.native import build
 from services.local.requirements import NEEDED
 from services.local.settings import MINILM
+from tests.support import pdfs
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -219,6 +220,12 @@ def test_up_encode_and_certs_run_in_a_project_with_packages_of_our_names(python:
         certs = said([python.with_name("shoal"), "certs", "tls"], project)
         assert certs.returncode == 0, certs.stderr
         assert (project / "tls" / "ca.pem").is_file()
+
+
+def test_text_layer_of_a_document_is_read_from_wheels(python: Path, project: Path) -> None:
+    (project / "report.pdf").write_bytes(pdfs.document(["a page"]))
+    told = said([python.with_name("shoal"), "extract", "text", "report.pdf"], project)
+    assert (told.returncode, told.stdout) == (0, "## Page 1\n\na page\n\n"), told.stderr
 
 
 @needs_empty

@@ -153,11 +153,11 @@ def test_the_command_writes_markdown(mesh: Cluster, tmp_path: Path) -> None:
     data = pdfs.document([f"number {number}" for number in range(1, 21)])
     (tmp_path / "report.pdf").write_bytes(data)
     output = tmp_path / "report.md"
-    command = ["extract", "text", MODEL, str(tmp_path / "report.pdf"), "--pages", "2-19", "--output", str(output)]
+    command = ["extract", "text", str(tmp_path / "report.pdf"), "--model", MODEL, "--pages", "2-19", "--output", str(output)]
     result = CliRunner().invoke(main.build(), [*command, "--address", mesh.address])
     assert result.exit_code == 0, result.output
     assert output.read_text() == "".join(f"## Page {number}\n\nnumber {number}\n\n" for number in range(2, 20))
-    whole = CliRunner().invoke(main.build(), [*command[:4], "--address", mesh.address])
+    whole = CliRunner().invoke(main.build(), [*command[:5], "--address", mesh.address])
     assert whole.output.count("## Page") == 20
     wrong = CliRunner().invoke(main.build(), [*command[:4], "--pages", "5-2", "--address", mesh.address])
     assert wrong.exit_code == 2

@@ -29,6 +29,7 @@ from tests.parity.glirel_models import make_reference as make_glirel
 from tests.parity.image_models import write_checkpoint as write_image_model
 from tests.parity.image_repositories import write_repository
 from tests.parity.v_splade_models import v_splade
+from tests.readers import florence_models, page_models
 
 LABELS = ("O", "B-PER", "I-PER")
 CHECK = EntryPoint("models.check", "services.worker.check.command:check", plugins.GROUP)
@@ -90,13 +91,44 @@ def test_each_fact_names_its_file_and_key(embedder: Path) -> None:
     assert facts["tasks"] == ("encode, score, classify", ("follow from the kind",))
 
 
-def test_a_model_that_writes_is_explained_and_not_tested(check: Check, tmp_path: Path) -> None:
-    write("qwen3", tmp_path)
+@pytest.mark.parametrize("name", ["qwen3", "llama", "bart", "t5"])
+def test_generative_model_is_run(check: Check, tmp_path: Path, name: str) -> None:
+    write(name, tmp_path, {"num_beams": 2} if name == "bart" else None)
     ran = check(tmp_path, "--json")
     [report] = ran.json()
-    assert (ran.code, report["good"], report["refused"], report["tests"]) == (0, True, "", [])
-    assert "models that write are not tested here" in report["skipped"]
-    assert "no self-test: models that write" in " ".join(check(tmp_path).out.split())
+    assert (ran.code, report["good"], report["refused"], report["skipped"]) == (0, True, "", "")
+    assert [test["name"] for test in report["tests"]] == [
+        "loads in float32",
+        "generate: finite in float32",
+        "generate: tokens",
+        "generate: together as alone",
+        "generate: same input, same answer",
+        "generate: answer",
+        "loads in bfloat16",
+        "generate: finite in bfloat16",
+    ]
+    assert "tokens for 3 prompts" in check(tmp_path).out
+
+
+def test_generative_model_whose_weights_are_not_numbers_fails(check: Check, tmp_path: Path) -> None:
+    write("qwen3", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if "norm" in name)
+    save_file(tensors | {name: torch.full_like(tensors[name], float("nan"))}, file)
+    ran = check(tmp_path, "--json")
+    failed = {test["name"] for test in ran.json()[0]["tests"] if not test["passed"]}
+    assert ran.code == 1
+    assert {"generate: finite in float32", "generate: finite in bfloat16"} <= failed
+
+
+@pytest.mark.parametrize("make", [florence_models.write, page_models.write_donut])
+def test_model_that_reads_images_is_run(check: Check, tmp_path: Path, make: Callable[[Path], Any]) -> None:
+    make(tmp_path)
+    ran = check(tmp_path, "--json")
+    [report] = ran.json()
+    assert (ran.code, report["good"]) == (0, True), report
+    assert "generate: together as alone" in [test["name"] for test in report["tests"]]
 
 
 def test_sizes_are_those_of_the_tensors(embedder: Path) -> None:

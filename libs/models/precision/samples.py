@@ -18,8 +18,10 @@ from libs.models.work import (
     Parts,
     RegionsWork,
     RelationsWork,
+    Sampling,
     ScoreWork,
     StructureWork,
+    TextWork,
     Work,
 )
 
@@ -70,6 +72,19 @@ def works(card: Card, texts: list[str]) -> Iterator[Work]:
                 yield RelationsWork(texts, labels=("lived in", "wrote"), entity_labels=named, entities=given)
             case "structure":
                 yield StructureWork(texts, _SCHEMA)
+
+
+def generation_work(card: Card, max_tokens: int, *, has_probabilities: bool) -> TextWork:
+    """A greedy job for a model that writes: short texts, or images where it reads these alone; the last item is the first again."""
+    texts = [TEXTS[0], TEXTS[1], TEXTS[3]]
+    parts = {}
+    if "image" in card.inputs:
+        texts = [""] * len(_SIZES)
+        parts = {index: (Part(_png(*size), f"items[{index}].image"),) for index, size in enumerate(_SIZES)}
+    if not has_probabilities:
+        return TextWork(texts, max_tokens=max_tokens, parts=parts)
+    likeliest = Sampling(temperature=1.0, top_k=1)  # Temperature 0 would leave beams, which have no probabilities.
+    return TextWork(texts, max_tokens=max_tokens, parts=parts, sampling=likeliest, top_logprobs=0)
 
 
 def _image_works(card: Card, texts: list[str]) -> Iterator[Work]:

@@ -17,7 +17,7 @@ from typing import Final
 HERE: Final = Path(__file__).resolve().parent
 CODE: Final = HERE / "_code" if (HERE / "_code").is_dir() else HERE.parents[2]
 """The folder that holds `libs` and `services`: of the wheel, or the checkout of an editable installation."""
-# What `shoal` calls a command: where it is, and the extra that brings what it needs.
+# What `shoal` calls a command or a reader: where it is, and the extra that brings what it needs.
 COMMANDS: Final = {
     "up": ("services.local.command:up", "local"),
     "certs": ("services.local.trust.command:certs", "local"),
@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "convert": ("services.worker.check.convert:convert", "worker"),
     "simulate": ("services.scheduler.simulate.command:app", "scheduler"),
     "profile": ("services.local.profile.command:profile", "local"),
+    "read_text_layer": ("libs.documents.layer:read_text_layer", "worker"),
 }
 
 

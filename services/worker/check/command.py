@@ -81,8 +81,6 @@ def _skipped(report: Report, copy: Copy, wanted: bool) -> str:
         return "the model is refused"
     if not wanted:
         return "--no-test"
-    if report.card is not None and report.card.kind == "writer":
-        return "models that write are not tested here; have it write something (shoal extract generate, shoal extract read)"
     parts = [part for part in (copy.directory, copy.base) if part is not None]
     needed, free = sum(disk.weight_bytes(part, _FLOAT32_BYTES) for part in parts), _free_bytes()
     if free is not None and needed > free:
@@ -98,11 +96,15 @@ def _free_bytes() -> int | None:
 
 def _tested(report: Report, copy: Copy, overrides: Overrides | None, tell: Tell, *, in_int8: bool) -> Report:
     tell(f"{report.model}: importing torch")
-    from services.worker.check import selftest
+    from services.worker.check import generation, selftest
 
     done: list[Test] = []
     try:
-        for test in selftest.run(copy.directory, report.model, overrides, in_int8=in_int8, base=copy.base):
+        if report.card is not None and report.card.kind == "writer":
+            tests = generation.run(copy.directory, report.model, overrides)
+        else:
+            tests = selftest.run(copy.directory, report.model, overrides, in_int8=in_int8, base=copy.base)
+        for test in tests:
             done.append(test)
             tell(f"{report.model}: {test.name}")
     except ShoalError as error:

@@ -246,9 +246,12 @@ def regions(
 @connected
 def text(
     open_client: OpenClient,
-    model: ModelId,
     document: Annotated[Path, typer.Argument(metavar="PDF", help="A PDF file.", show_default=False)],
     *,
+    model: Annotated[
+        str,
+        typer.Option(metavar="ID", help="Model that reads pages without a text layer as images; org/name.", show_default=False),
+    ] = "",
     asked: Annotated[str, typer.Option("--pages", help="Pages to read, such as 3 or 1-5; default all.")] = "",
     layer: Annotated[
         TextLayer | None,
@@ -266,10 +269,15 @@ def text(
     serving: Serving,
     as_json: AsJson = False,
 ) -> None:
-    """Read the text of a PDF, page by page, as Markdown."""
+    """Read the text layer of a PDF file, page by page, as Markdown; no mesh is needed unless a model is named."""
+    if not model and (layer == "never" or dots_per_inch):
+        raise typer.BadParameter("--text-layer never and --dpi are for a model that reads the pages: add --model")
     run = pages.Reading(document, asked, dots_per_inch, output)
-    client, task = open_client(), ReadText(kind="ocr", text_layer=layer)
-    run.read(lambda part: client.extract(model, part, task, **serving.arguments()))
+    if model:
+        client, task = open_client(), ReadText(kind="ocr", text_layer=layer)
+        run.read(lambda part: client.extract(model, part, task, **serving.arguments()))
+    else:
+        run.read_text_layer()
     run.report(model, as_json=as_json)
 
 

@@ -24,8 +24,11 @@ _OF_SCHEMAS = ("entities", "classifications", "relations", "structures")
 _FIELDS = {"structure": _OF_SCHEMAS, "generated_text": (), "ocr_text": ("regions",)}
 """Fields of an extraction that a command reports, where these are not the one of the same name."""
 _ANSWER_FIELDS: Final = frozenset(
-    ("dense", "scale", "offset", "sparse", "multi_vector", "labels", "regions", *_OF_SCHEMAS)
-    + ("generated_text", "ocr_text", "form", "finish_reason", "truncated", "skipped")
+    (
+        *("dense", "scale", "offset", "sparse", "multi_vector"),
+        *("labels", "regions", *_OF_SCHEMAS),
+        *("generated_text", "ocr_text", "form", "finish_reason", "truncated", "skipped"),
+    )
 )
 """Fields that lines of results have, which replace fields of the same name of the input."""
 

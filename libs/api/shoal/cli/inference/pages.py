@@ -1,4 +1,8 @@
-"""`shoal extract text`: asks for the text of a document's pages, some at a time, and writes it as Markdown."""
+"""`shoal extract text`: reads the text of a document's pages and writes it as Markdown.
+
+With a model, the mesh is asked for some pages at a time. Without one, the text layer is read on this computer by the reader that
+shoal-mesh brings, an entry point of the group `shoal.documents`: PDFium belongs in a process with limits, which the client has not.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import typer
 
@@ -20,6 +25,7 @@ from shoal.cli.text import printable
 from shoal.results import ExtractResult, PageText
 from shoal.tasks import Document
 
+GROUP: Final = "shoal.documents"
 PAGES: Final = 8
 """Pages of one request: the bar moves, and a large file is not sent too often."""
 
@@ -52,17 +58,34 @@ class Reading:
                     on_progress(len(self._found), last - first + 1)
         self._seconds = time.monotonic() - started
 
+    def read_text_layer(self) -> None:
+        """Read the text layer on this computer. Raises InputError, also where no page has a text."""
+        started, read = time.monotonic(), _reader()
+        try:
+            count, texts = read(self._data, self._first, self._last)
+        except ValueError as error:
+            raise InputError(f"{self._file}: {error}") from None
+        if self._last > count:
+            note(f"{self._file} has {counted(count, 'page')}")
+        self._found = [PageText(page, text, bool(text.strip())) for page, text in enumerate(texts, start=self._first)]
+        if not any(page.is_text_layer for page in self._found):
+            raise InputError(f"{self._file} has no text layer: --model names a model that reads its pages as images")
+        self._seconds = time.monotonic() - started
+
     def report(self, model: str, *, as_json: bool) -> None:
+        """Write or print the texts. `model`: empty where the text layer was read without one."""
         without = [str(page.page) for page in self._found if not page.text.strip()]
         if without:
-            note(f"no text on {len(without):,} of {counted(len(self._found), 'page')}: {', '.join(without[:20])}")
+            advice = "" if model else "; --model names a model that reads them as images"
+            note(f"no text on {len(without):,} of {counted(len(self._found), 'page')}: {', '.join(without[:20])}{advice}")
         if self._output is not None and str(self._output) != "-":
             lines = "".join(self._lines(self._output.suffix)).encode()
             outputs.replace_file(self._output, lambda file: file.write(lines))
             by = f" and {counted(self._tokens, 'token')}" if self._tokens else ""
-            note(f"{counted(len(self._found), 'page')}{by} in {self._seconds:.2f} s by {model} -> {self._output}")
+            source = f"by {model}" if model else "from the text layer"
+            note(f"{counted(len(self._found), 'page')}{by} in {self._seconds:.2f} s {source} -> {self._output}")
         elif as_json:
-            emit({"model": model, "pages": [asdict(page) for page in self._found]})
+            emit({"model": model or None, "pages": [asdict(page) for page in self._found]})
         else:
             sys.stdout.writelines("\n".join(map(printable, part.split("\n"))) for part in self._lines(".md"))
 
@@ -82,6 +105,18 @@ class Reading:
                 yield f"{text}\n\f"
             else:
                 yield f"## Page {page.page}\n\n{text}\n\n" if text else f"## Page {page.page}\n\n"
+
+
+def _reader() -> Callable[[bytes, int, int], tuple[int, list[str]]]:
+    """The reader of text layers that is installed. Raises InputError that says what to install."""
+    for entry in entry_points(group=GROUP, name="text_layer"):
+        try:
+            found: Any = entry.load()
+        except ImportError as error:
+            raise InputError(f"PDF files are not read here: {error}") from None
+        return found  # type: ignore[no-any-return]
+    advice = "pip install 'shoal-mesh[worker]', or name a model of a mesh with --model"
+    raise InputError(f"PDF files are not read here, as shoal-mesh is not installed: {advice}")
 
 
 def _range(asked: str) -> tuple[int, int]:
