@@ -420,6 +420,15 @@ async def test_history_has_the_last_requests_and_no_texts() -> None:
         assert b"secret" not in found.body
 
 
+async def test_models_are_listed_with_the_inputs_of_their_cards() -> None:
+    """The playground of a caller who may not watch the mesh offers files by them."""
+    async with console(fake_mesh.with_others(busy())) as http:
+        listed = {one["id"]: one["inputs"] for one in (await get(http, "/v1/models")).json["data"]}
+    assert listed["google/siglip2-base-patch16-224"] == ["text", "image"]
+    assert listed["zai-org/GLM-OCR"] == ["image", "document"]
+    assert listed[MODEL] == ["text"]
+
+
 async def test_history_is_for_who_may_watch_the_mesh() -> None:
     fake = busy()
     fake.tokens = {"a": "admin", "c": "client"}
