@@ -87,7 +87,13 @@ def test_ntk_equals_the_published_formulas() -> None:
 @pytest.mark.parametrize(
     ("values", "size", "named"),
     [
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, 64, "rope_scaling.rope_type is 'longrope'"),
+        ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, 64, "rope_scaling.rope_type is 'spiral'"),
+        ({"max_position_embeddings": 9, "rope_scaling": {"rope_type": "longrope"}}, 64, "rope_scaling.short_factor is missing"),
+        (
+            {"max_position_embeddings": 9, "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}},
+            64,
+            "rope_scaling.short_factor is [1.0]: a list of 32 numbers is needed",
+        ),
         ({"rope_scaling": {"type": "linear"}}, 64, "rope_scaling.factor is missing"),
         ({"rope_parameters": {"rope_type": "linear", "factor": "2"}}, 64, "rope_parameters.factor is '2'"),
         ({"rope_parameters": [1]}, 64, "rope_parameters is [1]"),

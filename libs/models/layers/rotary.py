@@ -162,6 +162,8 @@ def _with_long(rope: Rope, values: Config, config: Config, base: float, size: in
 
 
 def _slowed(key: str, values: Config, base: float, size: int) -> Tensor:
+    if not values.has(key):
+        raise values.unsupported(key, f"a list of {size // 2} numbers is needed")
     factors = values.numbers(key, (0.0,) * (size // 2), least=MIN_POSITIVE)
     return 1.0 / (torch.tensor(factors, dtype=torch.float32, device="cpu") * base ** _exponents(size))
 
