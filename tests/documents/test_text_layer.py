@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import Result
 from shoal.cli import main
 from shoal.cli.inference import pages
 from typer.testing import CliRunner
@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from tests.support import pdfs
 
 READER = EntryPoint("text_layer", "libs.documents.layer:read_text_layer", pages.GROUP)
-Run = Callable[..., Result]
+Run = Callable[..., Any]
 
 
 def _run(monkeypatch: pytest.MonkeyPatch, nobody: str, entries: Iterable[EntryPoint]) -> Run:

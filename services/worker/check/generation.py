@@ -17,6 +17,7 @@ from libs.catalog.overrides import Overrides
 from libs.errors import TaskNotSupported
 from libs.models import ExtractResult, Model, Prepared, WrittenIds, load_served_model
 from libs.models.precision.samples import generation_work
+from libs.models.work import go_on_anyway
 from services.worker.check.explain import Test
 
 MAX_TOKENS: Final = 16
@@ -41,9 +42,9 @@ def run(directory: Path, model: str, overrides: Overrides | None) -> Iterator[Te
 def _prepared(model: Model) -> Prepared:
     """The greedy job of the self-test; with probabilities, where the model gives them."""
     try:
-        return model.prepare(generation_work(model.card, MAX_TOKENS, has_probabilities=True))
+        return model.prepare(generation_work(model.card, MAX_TOKENS, has_probabilities=True), go_on_anyway)
     except TaskNotSupported:  # Readers of images answer in a form of theirs, always the likeliest.
-        return model.prepare(generation_work(model.card, MAX_TOKENS, has_probabilities=False))
+        return model.prepare(generation_work(model.card, MAX_TOKENS, has_probabilities=False), go_on_anyway)
 
 
 def _generate(model: Model, prepared: Prepared, indices: Sequence[int]) -> list[WrittenIds]:
@@ -71,6 +72,6 @@ def _answers(model: Model, prepared: Prepared, outputs: Sequence[WrittenIds]) ->
     yield Test("generate: together as alone", not differing, f"{differing} of {len(outputs)} answers differ")
     is_same = np.array_equal(outputs[0].ids, outputs[-1].ids)
     yield Test("generate: same input, same answer", is_same, "the same tokens" if is_same else "other tokens")
-    result = model.finish(prepared, outputs)
+    result = model.finish(prepared, list(outputs), go_on_anyway)
     texts = [item.text for item in result.items] if isinstance(result, ExtractResult) else []
     yield Test("generate: answer", len(texts) == len(outputs), f"{texts[0][:_SHOWN]!r}" if texts else "no answers")

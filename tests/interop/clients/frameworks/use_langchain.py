@@ -5,6 +5,8 @@ VoyageAIEmbeddings counts tokens with tokenizers that it fetches from Hugging Fa
 
 import asyncio
 import os
+from functools import reduce
+from operator import add
 from typing import Any
 
 import openai
@@ -31,6 +33,7 @@ from checking import (
 from checking import TOKENS as MOST
 from langchain_cohere import CohereEmbeddings, CohereRerank
 from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, ToolMessage
 from langchain_huggingface import HuggingFaceEndpointEmbeddings
 from langchain_ollama import ChatOllama, OllamaEmbeddings
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
@@ -74,9 +77,17 @@ def chat(model: Any) -> None:
 def tools(model: Any) -> None:
     places = {"type": "object", "properties": {"place": {"enum": ["here", "there"]}}, "required": ["place"]}
     function = {"name": "weather", "description": "The weather.", "parameters": {**places, "additionalProperties": False}}
-    bound = model.bind_tools([{"type": "function", "function": function}], tool_choice="weather")
-    (call,) = bound.invoke([("human", "a text")]).tool_calls
+    tool = {"type": "function", "function": function}
+    bound = model.bind_tools([tool], tool_choice="weather")
+    messages = [("human", "a text")]
+    (call,) = bound.invoke(messages).tool_calls
     assert (call["name"], call["args"]["place"] in ("here", "there")) == ("weather", True)
+    parts = list(bound.stream(messages))
+    assert any(part.tool_call_chunks for part in parts)
+    (streamed,) = reduce(add, parts).tool_calls
+    assert (streamed["name"], streamed["args"]["place"] in ("here", "there")) == ("weather", True)
+    conversation = [*messages, AIMessage("", tool_calls=[call]), ToolMessage("sun", tool_call_id=call["id"])]
+    assert isinstance(bound.invoke(conversation), AIMessage)
 
 
 def errors() -> None:
@@ -92,7 +103,10 @@ check(
     "ChatOpenAI, invoke and stream",
     lambda: chat(ChatOpenAI(base_url=f"{BASE}/v1", api_key="any", model=WRITER, max_tokens=MOST)),
 )
-check("ChatOpenAI.bind_tools", lambda: tools(ChatOpenAI(base_url=f"{BASE}/v1", api_key="any", model=CALLER, max_tokens=200)))
+check(
+    "ChatOpenAI.bind_tools, invoke and stream",
+    lambda: tools(ChatOpenAI(base_url=f"{BASE}/v1", api_key="any", model=CALLER, max_tokens=200)),
+)
 check("ChatOllama, invoke and stream", lambda: chat(ChatOllama(base_url=BASE, model=WRITER, num_predict=MOST)))
 check("CohereEmbeddings", lambda: embed(cohere))
 check("CohereRerank", lambda: rerank(CohereRerank(base_url=BASE, cohere_api_key="any", model=MODEL, top_n=len(TEXTS))))
