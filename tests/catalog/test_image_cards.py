@@ -82,6 +82,10 @@ CARDS: dict[str, tuple[Files, Wanted]] = {
         {"config.json": towers("siglip", hidden_size=1152, max_position_embeddings=16)},
         Wanted("siglip", BOTH, 16, 1152),
     ),
+    "facebook/dinov2-small": (
+        {"config.json": {"model_type": "dinov2", "hidden_size": 384, "image_size": 518, "patch_size": 14}},
+        Wanted("dinov2", ("encode", "score"), 1370, 384),
+    ),
     "google/siglip2-base-patch16-224": ({"config.json": towers("siglip", vocab_size=256_000)}, Wanted("siglip", BOTH, 64, 768)),
     "Marqo/marqo-fashionSigLIP": (
         {"config.json": {"model_type": "siglip", "auto_map": {"AutoModel": "x.Y"}}, "open_clip_config.json": OPEN_CLIP},

@@ -231,6 +231,7 @@ RECIPES: dict[str, Recipe] = {
     "deberta-v2": Recipe("deberta-v2", _deberta),
     "qwen2": Recipe("qwen", _qwen),
     "qwen3": Recipe("qwen", _qwen),
+    "jina_embeddings_v5": Recipe("qwen", _qwen, like="qwen3"),
     "qwen3_5_text": Recipe("qwen", _qwen3_5),
     "llama": Recipe("llama", _llama),
     "llama_bidirec": Recipe("llama", _bidirectional_llama, like="llama"),

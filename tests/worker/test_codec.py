@@ -69,30 +69,30 @@ def test_encode_with_everything_set() -> None:
 
 
 def test_encode_with_nothing_set_has_the_contracts_defaults() -> None:
-    assert codec.to_work(worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a")]))) == EncodeWork(["a"])
+    assert codec.to_work(worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a")]))) == EncodeWork(["a"], truncation="default")
 
 
 def test_score() -> None:
     request = pb.ScoreRequest(query=item("q"), documents=[item("aa"), item("b")], scale=pb.SCORE_SCALE_PROBABILITY)
     work = codec.to_work(worker_pb2.Job(score=request))
-    assert work == ScoreWork("q", ["aa", "b"], "", "probability", "end")
+    assert work == ScoreWork("q", ["aa", "b"], "", "probability", "default")
 
 
 def test_extract() -> None:
     entities = pb.ExtractRequest(items=[item("a")], entities=pb.EntitiesTask(labels=["x"], threshold=0.5, flat=False))
-    assert codec.to_work(worker_pb2.Job(extract=entities)) == EntitiesWork(["a"], ("x",), 0.5, False)
+    assert codec.to_work(worker_pb2.Job(extract=entities)) == EntitiesWork(["a"], ("x",), 0.5, False, truncation="default")
     defaults = pb.ExtractRequest(items=[item("a")], entities=pb.EntitiesTask(aggregation=pb.AGGREGATION_MAX))
-    assert codec.to_work(worker_pb2.Job(extract=defaults)) == EntitiesWork(["a"], (), None, True, "max")
+    assert codec.to_work(worker_pb2.Job(extract=defaults)) == EntitiesWork(["a"], (), None, True, "max", truncation="default")
     classify = pb.ExtractRequest(items=[item("a")], classify=pb.ClassifyTask(labels=["x"], multi_label=True, hypothesis="is {}"))
-    assert codec.to_work(worker_pb2.Job(extract=classify)) == ClassifyWork(["a"], ("x",), True, None, "is {}")
+    assert codec.to_work(worker_pb2.Job(extract=classify)) == ClassifyWork(["a"], ("x",), True, None, "is {}", truncation="default")
     task = pb.RelationsTask(labels=["in"], entity_labels=["city"], threshold=0.25)
     among = pb.ExtractRequest(items=[item("a")], classify=pb.ClassifyTask(labels=["x"], among_labels=True))
-    assert codec.to_work(worker_pb2.Job(extract=among)) == ClassifyWork(["a"], ("x",), among_labels=True)
+    assert codec.to_work(worker_pb2.Job(extract=among)) == ClassifyWork(["a"], ("x",), among_labels=True, truncation="default")
     relations = codec.to_work(worker_pb2.Job(extract=pb.ExtractRequest(items=[item("abc")], relations=task)))
-    assert relations == RelationsWork(["abc"], ("in",), ("city",), 0.25, "end")
+    assert relations == RelationsWork(["abc"], ("in",), ("city",), 0.25, "default")
     known = pb.Item(text="in Bern", entities=[pb.Entity(start=3, end=7, label="city", score=0.5, text="Bern")])
     given = codec.to_work(worker_pb2.Job(extract=pb.ExtractRequest(items=[item("a"), known], relations=task)))
-    assert given == RelationsWork(["a", "in Bern"], ("in",), ("city",), 0.25, "end", ((), (Given(3, 7, "city"),)))
+    assert given == RelationsWork(["a", "in Bern"], ("in",), ("city",), 0.25, "default", ((), (Given(3, 7, "city"),)))
 
 
 def test_regions() -> None:
@@ -173,10 +173,10 @@ def test_items_of_parts() -> None:
         3: (Part("a", "items[3].parts[0].text"), Part(b"png", "items[3].parts[1].image"), Part("b", "items[3].parts[2].text")),
     }
     work = codec.to_work(worker_pb2.Job(encode=pb.EncodeRequest(items=items)))
-    assert work == EncodeWork(["alone", "", "c", ""], parts=parts)
+    assert work == EncodeWork(["alone", "", "c", ""], parts=parts, truncation="default")
     asked = pb.ScoreRequest(query=pb.Item(image=shown), documents=items[:2])
     parts = {1: (Part(b"png", "documents[1].image"),)}
-    wanted = ScoreWork("", ["alone", ""], query_parts=(Part(b"png", "query.image"),), parts=parts)
+    wanted = ScoreWork("", ["alone", ""], query_parts=(Part(b"png", "query.image"),), parts=parts, truncation="default")
     assert codec.to_work(worker_pb2.Job(score=asked)) == wanted
 
 
