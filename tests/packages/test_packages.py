@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,3 +63,19 @@ def test_a_wheel_with_another_digest_is_refused(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(sys.modules[fetch.__module__].subprocess, "run", download)
     with pytest.raises(pytest.fail.Exception, match="pkg 1 cannot be fetched as it was tested: THESE PACKAGES"):
         fetch(Wheel("pkg", "1", "00"), tmp_path)
+
+
+def test_versions_of_one_package_are_unzipped_into_folders_of_their_own(tmp_path: Path) -> None:
+    wheels = [Wheel("pkg", version, "00") for version in ("1", "2")]
+    for wheel in wheels:
+        with zipfile.ZipFile(tmp_path / wheel.file, "w") as made:
+            made.writestr("pkg/chunk.bin", wheel.version)
+    unzip(wheels, tmp_path / "unzipped", tmp_path)
+    assert [(tmp_path / "unzipped" / version / "pkg" / "chunk.bin").read_text() for version in "12"] == ["1", "2"]
+
+
+def test_a_wheel_for_a_platform_is_fetched_on_any_machine() -> None:
+    assert Wheel("pkg", "1", "00").target == []
+    found = Wheel("pkg", "1", "00", tag="cp311-cp311-manylinux_2_24_x86_64.manylinux_2_28_x86_64").target
+    assert found[:6] == ["--implementation", "cp", "--python-version", "311", "--abi", "cp311"]
+    assert found[6:] == ["--platform", "manylinux_2_24_x86_64", "--platform", "manylinux_2_28_x86_64"]
