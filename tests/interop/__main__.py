@@ -97,6 +97,8 @@ class Recorder:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         parts: list[bytes] = []
+        # The edge drops the headers when it answers.
+        headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
 
         async def recording() -> Any:
             event = await receive()
@@ -104,7 +106,6 @@ class Recorder:
             return event
 
         await self.application(scope, recording, send)
-        headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
         self.requests.append(
             {
                 "client": self.client,
