@@ -134,7 +134,9 @@ def test_long_texts_are_cut_at_the_side_of_the_configuration(tmp_path: Path, sid
     assert isinstance(result, EncodeResult)
     assert result.dense is not None
     assert_close(restore(result.dense), reference.encode(texts))
-    assert with_truncation(EncodeWork(texts, truncation="none"), model.card).truncation == "none"
+    own = with_truncation(EncodeWork(texts, truncation="none"), model.card)
+    assert isinstance(own, EncodeWork)
+    assert own.truncation == "none"
 
 
 def test_an_unknown_side_is_refused(tmp_path: Path) -> None:
