@@ -221,7 +221,8 @@ def test_spans_are_scored_a_part_at_a_time(first: Reference, monkeypatch: pytest
     monkeypatch.setattr(structure, "_MOST_SPANS", 1)  # of seven spans the best is kept: entities can only be fewer
     fewer = run(model, StructureWork(TEXTS, SCHEMA))[0]
     assert sum(len(one.entities) for one in fewer) <= sum(len(one.entities) for one in whole)
-    assert [one.relations for one in fewer] == [one.relations for one in whole]
+    for one, other in zip(fewer, whole, strict=True):  # scores of other parts may round differently
+        same(*(ours(Extraction(relations=found.relations)) for found in (one, other)))
 
 
 def test_bfloat16_is_near(first: Reference) -> None:

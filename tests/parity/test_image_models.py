@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from io import BytesIO
@@ -113,7 +114,9 @@ def test_awkward_images_equal_transformers(kind: str, tmp_path: Path, monkeypatc
     errors = {name: worst(got[None], row[None]) for name, got, row in zip(files, together, wanted, strict=True)}
     assert max(errors.values()) <= FLOAT_BOUND, errors
     alone = torch.cat([vectors(model, "image", [one]) for one in sequences])
-    assert worst(alone, together) <= 2e-6
+    exact = reference(kind, copy.deepcopy(theirs).double(), torch.float64, files=list(files.values()))
+    # Products of other shapes round differently: each is as near to the exact values as transformers in float32.
+    assert worst(alone, together) <= max(2e-6, 2 * worst(wanted, exact))
 
 
 @pytest.mark.parametrize("kind", MODELS)

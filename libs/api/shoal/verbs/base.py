@@ -64,7 +64,7 @@ class ClientBase:
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError(
-            f"a {type(self).__name__} holds connections and a token, so it cannot be pickled or copied: create one a process, "
+            f"{type(self).__name__} holds connections and a token, so it cannot be pickled or copied: create one a process, "
             f"or send a shoal.ModelHandle(model, address={self.address!r}), which can be pickled"
         )
 
