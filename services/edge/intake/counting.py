@@ -170,15 +170,15 @@ _SCALARS: Final = {
     0xD2: 5,
     0xD3: 9,
 }
-_TEXTS: Final = {0xA0 + size: 1 + size for size in range(32)} | {0xD4: 3, 0xD5: 4, 0xD6: 6, 0xD7: 10, 0xD8: 18}
+_TEXTS: Final = {0xA0 + size: 1 + size for size in range(32)} | {0xD4: 3, 0xD5: 4, 0xD6: 6, 0xD7: 10, 0xD8: 18, 0x80: 1, 0x90: 1}
 _LENGTHS: Final = {
     **dict.fromkeys((0xC4, 0xC7, 0xD9), 1),
     **dict.fromkeys((0xC5, 0xC8, 0xDA, 0xDC, 0xDE), 2),
     **dict.fromkeys((0xC6, 0xC9, 0xDB, 0xDD, 0xDF), 4),
 }
 """MessagePack (github.com/msgpack/msgpack/blob/master/spec.md), by the first byte of a value: its bytes, that one included, for
-numbers, and for short texts and extensions; bytes of the length that follows for what is longer. Besides there are short maps
-(0x80) and lists (0x90)."""
+numbers, and for short texts, extensions, and empty maps and lists; bytes of the length that follows for what is longer. Besides
+there are short maps (from 0x81) and lists (from 0x91)."""
 _SIZES: Final = bytes((_SCALARS | _TEXTS).get(byte, 0) for byte in range(256))
 _EXTENSIONS: Final = (0xC7, 0xC8, 0xC9)
 _MAPS, _LISTS = (0xDE, 0xDF), (0xDC, 0xDD)
@@ -206,6 +206,8 @@ def _msgpack(body: bytes) -> Count:
         if values - scalars > MAX_OBJECTS:
             break
         if size:
+            if byte < 0xA0:  # an empty map or list
+                deepest = max(deepest, len(left))
             continue
         entries, position = _begun(body, position, byte)
         if entries < 0:
