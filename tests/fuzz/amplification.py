@@ -61,9 +61,7 @@ class Budget:
         return self.memory_bytes + self.memory_per_byte * size
 
     def time(self, size: int, recipe: Recipe | HttpRecipe) -> float:
-        forward = 0.0
-        if isinstance(recipe, Recipe):
-            forward = min(self.sequence_seconds * recipe.sequences, _CORES * recipe.deadline)
+        forward = min(self.sequence_seconds * recipe.sequences, _CORES * recipe.deadline)
         return self.seconds + self.seconds_per_megabyte * size / (1 << 20) + forward
 
 

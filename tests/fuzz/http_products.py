@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any, Final, Literal, get_args
 
+from services.edge.messages.limits import MAX_ITEMS
 from tests.fuzz import tiny_kinds
 from tests.fuzz.products import count
 from tests.fuzz.target import Random
@@ -97,6 +98,19 @@ class HttpRecipe:
     @property
     def is_grpc(self) -> bool:
         return self.path in TEI_PATHS
+
+    @property
+    def deadline(self) -> float:
+        """Seconds: the edge's own, since no request names one."""
+        return 60.0
+
+    @property
+    def sequences(self) -> int:
+        """Texts that go through a model, of all connections; other shapes are refused before."""
+        if self.shape != "texts" or self.credential != "valid" or self.ending != "answered":
+            return 0
+        piece, last = SHAPES[self.shape]
+        return self.connections * min(MAX_ITEMS, 1 + max(0, (self.body - len(last)) // len(piece)))
 
     def content(self) -> bytes:
         """The body as it is sent."""

@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,9 @@ def test_a_recipe_is_the_request_that_it_tells_of() -> None:
     assert request.classify.hypothesis == "{}       "
     assert len(request.classify.labels) == 2
     assert recipe.sequences == 6
+    texts = HttpRecipe(body=400, credential="valid", connections=3)
+    assert texts.sequences == 3 * texts.content().count(b'"a"')
+    assert replace(texts, credential="none").sequences == replace(texts, shape="msgpack maps").sequences == 0
 
 
 def test_what_a_process_takes_is_counted() -> None:
