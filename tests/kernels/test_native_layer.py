@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from libs.kernels.linear.lora import Delta
-from libs.kernels.linear.packed import prepacking_works
+from libs.kernels.linear.packed import PackedLinear, prepacking_works
 from libs.kernels.native import layer, library, panels
 from libs.models import PackedModel, load_model
 from libs.models.layers.encoder import Layer, PackedEncoder
@@ -51,7 +52,15 @@ def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, libra
     use_native(monkeypatch, library, SETS[found])
     if not prepacking_works(found):
         pytest.skip("weights are not prepacked here")
+    if not lies_in_panels(found):
+        pytest.skip("oneDNN lays weights of this type out otherwise on this CPU, as on those with AMX, so torch's way is taken")
     return found
+
+
+def lies_in_panels(dtype: torch.dtype) -> bool:
+    linear = PackedLinear(64, 64).to(dtype)
+    linear.prepare()
+    return bool(linear.panels)
 
 
 class Counted:
@@ -171,7 +180,7 @@ def test_what_is_counted_and_adapters_take_torchs_way(dtype: torch.dtype, tmp_pa
     assert largest.numbers > 0
     one = encoder.stack[1]
     assert isinstance(one, Layer)
-    one.attn.out.delta = Delta.__new__(Delta)
+    one.attn.out.delta = Delta(cast(Any, None), {})
     monkeypatch.setattr(Delta, "add_to", lambda self, y, x: y)
     encoder.forward(batch_of((9,)))
     assert counted.layers == 2

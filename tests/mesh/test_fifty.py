@@ -21,12 +21,14 @@ from libs.models import (
     EncodeWork,
     EntitiesWork,
     ExtractResult,
+    Output,
     PackedModel,
     Result,
     ScoreResult,
     ScoreWork,
     Work,
     load_model,
+    with_truncation,
 )
 from services.worker.machine.disk import Shelf, listing
 from tests.mesh.test_families import relative_error
@@ -95,16 +97,21 @@ def numbers(request: Request, card: Card, client: shoal.Client) -> NDArray[np.fl
 def work_of(request: Request, card: Card) -> Work:
     items = list(request.texts)
     if request.task == "encode":
-        return EncodeWork(items, role="document")
+        return EncodeWork(items, role="document", truncation="default")
     if request.task == "score":
-        return ScoreWork(items[0], items[1:])
-    return ClassifyWork(items, labels_of(card)) if request.task == "classify" else EntitiesWork(items, labels_of(card))
+        return ScoreWork(items[0], items[1:], truncation="default")
+    kind = ClassifyWork if request.task == "classify" else EntitiesWork
+    return kind(items, labels_of(card), truncation="default")
 
 
 def alone(model: PackedModel, request: Request) -> NDArray[np.float32]:
     """The same in this process, with nothing else in the batch."""
-    prepared = model.prepare(work_of(request, model.card))
-    return flat(model.finish(prepared, model.forward(prepared.head, prepared.sequences)))
+    prepared = model.prepare(with_truncation(work_of(request, model.card), model.card))
+    outputs: dict[int, Output] = {}
+    for head, indices in prepared.groups().items():  # queries and documents may have encoders of their own
+        found = model.forward(head, [prepared.sequences[index] for index in indices])
+        outputs |= dict(zip(indices, found, strict=True))
+    return flat(model.finish(prepared, [outputs[index] for index in range(len(outputs))]))
 
 
 def flat(result: Result) -> NDArray[np.float32]:

@@ -80,7 +80,7 @@ def test_pages_and_queries_equal_transformers(kind: str, model: VisionLanguageMo
     theirs = small(kind)
     images = [opened(data) for data in pages()]
     wanted = theirs.pages(images) + theirs.queries(QUERIES)
-    double = Small(copy.deepcopy(theirs.model).double(), theirs.processor)
+    double = theirs.doubled()
     exact = double.pages(images, torch.float64) + double.queries(QUERIES, torch.float64)
     sequences = pages_of(model) + queries_of(model)
     together = vectors(model, sequences)

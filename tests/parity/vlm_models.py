@@ -63,6 +63,10 @@ class Small:
         self.model.save_pretrained(directory)
         self.processor.save_pretrained(directory)
 
+    def doubled(self) -> Small:
+        """The same in float64, to which both implementations in float32 are compared."""
+        return Small(copy.deepcopy(self.model).double(), self.processor)
+
     @torch.inference_mode()
     def pages(self, images: Sequence[Image.Image], dtype: torch.dtype = torch.float32) -> list[Tensor]:
         """The vectors of each page alone."""

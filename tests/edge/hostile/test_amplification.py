@@ -18,6 +18,7 @@ from shoal.v1 import inference_pb2 as pb
 
 from libs.serving import Security
 from services.edge.intake import reading
+from services.edge.intake.budget import Budget
 from services.edge.intake.counting import MAX_OBJECTS, MAX_VALUES
 from tests.edge.hostile.process import MAX_DELAY_SECONDS, MAX_GROWTH_BYTES, MIB, EdgeProcess, edge_process, measured_delay
 from tests.edge.parts import MODEL, Http, Reply, Script, dense, edge, head, read_reply, routing, vectors
@@ -197,7 +198,9 @@ async def test_unfinished_bodies_leave_room_for_other_tenants(token: str, tmp_pa
             writer.close()
 
 
-async def test_a_caller_over_its_share_is_refused_with_a_time_to_retry(tmp_path: Path) -> None:
+async def test_a_caller_over_its_share_is_refused_with_a_time_to_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = Budget(16 * MIB)
+    monkeypatch.setattr("services.edge.app.Budget", lambda limit: budget)
     security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
     body = json.dumps({**BODY, "input": "a" * (5 * MIB)}).encode()
     async with edge(Script(), security, body_bytes=8 * MIB, in_flight_bytes=16 * MIB) as http:
@@ -206,12 +209,10 @@ async def test_a_caller_over_its_share_is_refused_with_a_time_to_retry(tmp_path:
         reader, writer = await http.open()
         writer.write(unfinished)
         await writer.drain()
-
-        async def is_refused() -> bool:
-            reply = await http.post(EMBED, body, authorization=f"Bearer {CLIENT}")
-            return reply.status == 429 and reply.headers["retry-after"] == "1" and b"of this tenant" in reply.body
-
-        await until(is_refused)
+        await until(lambda: budget.held_bytes >= len(body) - 1)
+        reply = await http.post(EMBED, body, authorization=f"Bearer {CLIENT}")
+        assert (reply.status, reply.headers["retry-after"]) == (429, "1")
+        assert b"of this tenant" in reply.body
         other = await http.post(EMBED, body, authorization=f"Bearer {ROAMING}", x_shoal_tenant="other")
         assert other.status == 200, other
         writer.write(body[-1:])
