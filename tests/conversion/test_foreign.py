@@ -195,6 +195,21 @@ def test_onnx_weights_of_dynamic_quantisation_become_float32(source: Path) -> No
     np.testing.assert_array_equal(found["lin.weight"], (integers.astype(np.float32) - 5).T * 0.25)
 
 
+@pytest.mark.parametrize(
+    ("node", "is_transposed"), [("/pooler/dense/Gemm_MatMul_quant", True), ("/pooler/dense/MatMul_quant", False)]
+)
+def test_a_quantised_gemm_is_written_as_torch_stores_it(node: str, is_transposed: bool, source: Path) -> None:
+    """A square weight, whose shape does not say which way it lies."""
+    base, integers = "pooler.dense.weight", np.arange(9, dtype=np.uint8).reshape(3, 3)
+    found = _written(
+        source,
+        {f"{base}_quantized": integers, f"{base}_scale": np.float32(0.25), f"{base}_zero_point": np.uint8(5)},
+        [helper.make_node("MatMulInteger", ["x", f"{base}_quantized", "z", f"{base}_zero_point"], ["out"], name=node)],
+    )
+    wanted = (integers.astype(np.float32) - 5) * 0.25
+    np.testing.assert_array_equal(found[base], wanted.T if is_transposed else wanted)
+
+
 def test_an_onnx_file_without_config_is_refused(source: Path) -> None:
     write_onnx(source / "model.onnx", {"a.weight": WEIGHT}, [])
     with pytest.raises(ModelBroken, match=r"model\.onnx: config\.json is missing"):

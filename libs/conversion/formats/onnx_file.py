@@ -32,6 +32,8 @@ _FLOATS: Final = {1: ("F32", np.dtype("<f4")), 10: ("F16", np.dtype("<f2")), 16:
 _INTEGERS: Final = {2: np.dtype("u1"), 3: np.dtype("i1")}
 _PARAMETER: Final = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 _MATRIX_PRODUCTS: Final = ("MatMul", "MatMulInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat")
+_QUANTISED_GEMM: Final = "Gemm_MatMul"
+"""In the name of a product that onnxruntime made of a Gemm. Its weight keeps the parameter's name, and is transposed."""
 _PASSED: Final = ("DequantizeLinear", "Identity", "Cast")
 _FIXED64: Final = 1
 
@@ -105,7 +107,8 @@ def _parameters(graph: _Graph, mapping: mmap.mmap) -> tuple[dict[str, _Weight], 
         if base.endswith(("_scale", "_zero_point")):
             continue
         product = next((node for node in uses.get(name, ()) if node.kind in _MATRIX_PRODUCTS), None)
-        parameter, is_transposed = base, False
+        parameter = base
+        is_transposed = is_quantised and product is not None and _QUANTISED_GEMM in product.name and len(stored.shape) == 2
         if not _PARAMETER.fullmatch(base):
             parameter, is_transposed = _scope(product), True
             if not parameter or len(stored.shape) != 2:
