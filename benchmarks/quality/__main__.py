@@ -31,7 +31,7 @@ MAX_NDCG_DIFFERENCE: Final = 0.002
 SECONDS: Final = 600.0
 """The timeout of a load and of a call: a busy machine is slow, but its answers are the same."""
 BATCH_TEXTS: Final = 32
-"""Of one call: a busy machine takes minutes for more with mpnet, and a router ends calls that outlive their connection."""
+"""Texts in one call. A larger call takes minutes with mpnet on a busy machine, and routers end calls that outlive a connection."""
 
 Row = Mapping[str, Any]
 

@@ -245,7 +245,8 @@ class Application:
                 step, message = _serialised(otherwise)
             else:
                 exchange.cost.note_reply(reply)
-                await payer.reserve(size, is_accepted=True)
+                if not payer.try_reserve(size):
+                    await payer.reserve(size, is_accepted=True)
                 step, message = _serialised(noting_truncation(step.answer(reply), reply))
         return step
 

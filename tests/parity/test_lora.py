@@ -355,9 +355,9 @@ def test_a_tensor_that_is_there_twice(base: PackedModel, sound: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "sizes", "problem"),
     [
-        ("encoder.layer.7.attention.self.query", (64, 64), "adapts what is no linear layer of this model"),
+        ("encoder.layer.7.attention.self.query", (64, 64), "adapts a layer that is not a linear layer of this model"),
         ("encoder.layer.0.attention.self.quarry", (64, 64), "is unknown to this family of models"),
-        ("encoder.layer.0.output.LayerNorm", (64, 64), "adapts what is no linear layer of this model"),
+        ("encoder.layer.0.output.LayerNorm", (64, 64), "adapts a layer that is not a linear layer of this model"),
     ],
 )
 def test_a_module_that_is_not_there_is_named(

@@ -176,7 +176,7 @@ def _piece(
         return None
     shape = shapes.get(place.layer)
     if shape is None or shape.is_table:
-        raise _broken(stored, "adapts what is no linear layer of this model; only those can have adapters")
+        raise _broken(stored, "adapts a layer that is not a linear layer of this model; only linear layers can have adapters")
     rank = adapter.rank_of(module)
     _check_shape(tensors, found["A"], (rank, shape.inputs))
     _check_shape(tensors, found["B"], (outputs_of(place, shape)[1], rank))

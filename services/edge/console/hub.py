@@ -1,8 +1,8 @@
-"""One WatchMesh for all pages that look on, and, while there is none, one of the edge's own for events and the queue's history.
+"""Shares one WatchMesh stream among all open pages. Without a page, the edge watches itself, for events and the queue's history.
 
-The watch goes on in the name of a page that is there now, and every page's own credential is checked when it comes and once a
-minute, so nobody sees the mesh by another's right. Without a page the edge watches in its own name, every ten seconds, where
-routers ask for no credential. Where they do, it asks them nothing, and what happens while no page is open is not known.
+The stream uses the credential of one of the open pages. Each page's own credential is checked when it connects and once a minute,
+so no page receives the mesh's state without the right to it. Without a page, the edge watches every ten seconds without a
+credential, where routers require none. Where they require one, events are not recorded while no page is open.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ CHECK_SECONDS: Final = 60.0
 FIRST_PAUSE_SECONDS: Final = 0.5
 LONGEST_PAUSE_SECONDS: Final = 10.0
 WATCH_SECONDS: Final = 1.0
-"""Between two looks at the mesh while there is a page; else STEP_SECONDS."""
+"""The interval of WatchMesh while a page is open; otherwise STEP_SECONDS."""
 ALONE_PAUSE_SECONDS: Final = 30.0
-"""Between two looks whether the edge may watch in its own name."""
+"""The interval at which the edge checks whether routers still require no credential."""
 REFUSED: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 
 Watch = Callable[[Metadata, float], AsyncGenerator[mesh_pb2.WatchMeshResponse]]
@@ -168,8 +168,8 @@ class Hub:
             metadata = page.metadata if page is not None else (("x-request-id", new_request_id()),)
             interval = WATCH_SECONDS if page is not None else STEP_SECONDS
             try:
-                async with aclosing(self._watch(metadata, interval)) as looks:
-                    async for look in looks:
+                async with aclosing(self._watch(metadata, interval)) as snapshots:
+                    async for look in snapshots:
                         now = time.time()
                         self._board.show(look.mesh, now)
                         self._see(look.mesh, now)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from operator import add, attrgetter
 from typing import Any, Final
 
 from google.protobuf.message import Message
@@ -10,7 +11,7 @@ from shoal.v1 import inference_pb2 as pb
 
 STAGES: Final = ("queue", "prepare", "wait", "forward", "finish", "total")
 """Those of `Timings`."""
-_FIELDS: Final = tuple(f"{stage}_seconds" for stage in STAGES)
+_SECONDS: Final = attrgetter(*(f"{stage}_seconds" for stage in STAGES))
 _VERBS: Final[dict[type, str]] = {pb.EncodeRequest: "encode", pb.ScoreRequest: "score", pb.ExtractRequest: "extract"}
 _ANSWERS: Final = (pb.EncodeResponse, pb.ScoreResponse, pb.ExtractResponse)
 
@@ -31,10 +32,10 @@ class Cost:
     model: str = ""
     input_tokens: int = 0
     output_tokens: int = 0
-    seconds: list[float] = field(default_factory=lambda: [0.0] * len(STAGES))
+    seconds: tuple[float, ...] = (0.0,) * len(STAGES)
 
     def note_question(self, message: Message) -> None:
-        """Note what is asked, if that is inference."""
+        """Record the verb and the model of a request for inference."""
         verb = _VERBS.get(type(message))
         if verb is None:
             return
@@ -43,13 +44,12 @@ class Cost:
         self.model = getattr(message, "model", "")
 
     def note_reply(self, reply: Any) -> None:
-        """Note what an answer took: of a stream its last part."""
+        """Add the tokens and stages of an answer; a stream reports them in its last part."""
         if isinstance(reply, pb.ExtractStreamResponse):
             reply = reply.response
         if not isinstance(reply, _ANSWERS):
             return
-        usage, timings = reply.usage, reply.timings
+        usage = reply.usage
         self.input_tokens += usage.input_tokens
         self.output_tokens += usage.output_tokens
-        for at, field_name in enumerate(_FIELDS):
-            self.seconds[at] += getattr(timings, field_name)
+        self.seconds = tuple(map(add, self.seconds, _SECONDS(reply.timings)))

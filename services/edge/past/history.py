@@ -28,13 +28,13 @@ _BINS_PER_E: Final = 1 / math.log(_GROWTH)
 _COLUMNS: Final = ("requests", "refused", "failed", "input_tokens", "output_tokens", "queued")
 _NO_LATENCIES: Final = array("I", bytes(4 * _BINS))
 _UNKNOWN: Final = -1
-"""A queue that nobody looked at."""
+"""The queue length of a step without a snapshot of the mesh."""
 _CLIENT_LEFT: Final = 499
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finished:
-    """One request that was answered, refused or given up.
+    """One request that was answered, refused or given up. Not frozen: that would double the time to make one.
 
     Attributes:
         at: When it ended, in seconds since 1970.
@@ -89,12 +89,13 @@ class History:
         row = self._row(one.at)
         columns, cost = self._columns, one.cost
         columns["requests"][row] += 1
-        columns["refused"][row] += one.is_refused
-        columns["failed"][row] += one.is_failed
         columns["input_tokens"][row] += cost.input_tokens
         columns["output_tokens"][row] += cost.output_tokens
         if one.is_answered:
             self._latencies[row * _BINS + _bin_of(one.seconds)] += 1
+        else:
+            columns["refused"][row] += one.is_refused
+            columns["failed"][row] += one.is_failed
         self._requests.append(one)
 
     def note_queue(self, jobs: int, now: float) -> None:
@@ -119,13 +120,15 @@ class History:
     def _row(self, now: float) -> int:
         """The row of a moment; those between it and the newest are emptied first."""
         step = int(now) // STEP_SECONDS
+        if step <= self._newest:
+            return self._newest % STEPS
         for new in range(max(self._newest + 1, step - STEPS + 1), step + 1):
             row = new % STEPS
             self._latencies[row * _BINS : (row + 1) * _BINS] = _NO_LATENCIES
             for name, column in self._columns.items():
                 column[row] = _UNKNOWN if name == "queued" else 0
-        self._newest = max(self._newest, step)
-        return self._newest % STEPS
+        self._newest = step
+        return step % STEPS
 
 
 def _bin_of(seconds: float) -> int:

@@ -79,11 +79,10 @@ class Pages:
     def guard(self, application: Application) -> Application:
         """Returns the application behind the checks."""
 
-        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        def guarded(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
             if self._origins or self._state.is_guarded:
-                await self._serve(application, scope, receive, send)
-            else:
-                await application(scope, receive, send)
+                return self._serve(application, scope, receive, send)
+            return application(scope, receive, send)
 
         return guarded
 

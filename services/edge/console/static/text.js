@@ -95,8 +95,8 @@ export const STATES = {
 export const LANE_WORDS = {
   waiting: "Jobs in the lane that no worker has taken yet.",
   leased: "Tokens that workers have taken and not answered yet. A lease that runs out, because its worker died, puts its jobs back.",
-  expired: "Jobs whose deadline passed while they waited: the caller was told so.",
-  dead: "Jobs given up after several workers died with them: the caller was told so.",
+  expired: "Jobs that exceeded their deadline in the queue. Their callers received an error.",
+  dead: "Jobs given up after several workers died with them. Their callers received an error.",
 };
 
 export const MEANING = {
