@@ -20,6 +20,12 @@ ModelId = Annotated[str, typer.Argument(metavar="MODEL", help="org/name, or org/
 Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts; - for stdin, one a line.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.", rich_help_panel=FILES)]
 Instruction = Annotated[str, typer.Option(help="Put before each text instead of the model's prompt.")]
+ImageFiles = Annotated[
+    list[str] | None, typer.Argument(metavar="IMAGE", help="Image files; - for their names on stdin.", show_default=False)
+]
+DrawInto = Annotated[
+    Path | None, typer.Option(help="Draw the regions of one image into this .png.", show_default=False, rich_help_panel=FILES)
+]
 Labels = Annotated[list[str] | None, typer.Option("--label", "-l", help="Label to look for; repeat for more.", show_default=False)]
 Threshold = Annotated[float | None, typer.Option(help="Keep results with at least this score.", show_default=False)]
 

@@ -15,7 +15,9 @@ from shoal.cli.inference.arguments import (
     FILES,
     FORMS,
     AsJson,
+    DrawInto,
     Forms,
+    ImageFiles,
     Instruction,
     ItemFiles,
     Labels,
@@ -218,17 +220,12 @@ def relations(
 def regions(
     open_client: OpenClient,
     model: ModelId,
-    images: Annotated[
-        list[str] | None, typer.Argument(metavar="IMAGE", help="Image files; - for their names on stdin.", show_default=False)
-    ] = None,
+    images: ImageFiles = None,
     *,
     files: ItemFiles,
     labels: Labels = None,
     threshold: Threshold = None,
-    draw: Annotated[
-        Path | None,
-        typer.Option(help="Draw the regions of one image into this .png.", show_default=False, rich_help_panel=FILES),
-    ] = None,
+    draw: DrawInto = None,
     serving: Serving,
     as_json: AsJson = False,
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import typer
 
 from shoal.cli.inference import drawings, outputs
-from shoal.cli.inference.arguments import FILES, AsJson, ItemFiles, ModelId, Serving, Texts
+from shoal.cli.inference.arguments import AsJson, DrawInto, ImageFiles, ItemFiles, ModelId, Serving, Texts
 from shoal.cli.inference.invocation import Invocation
 from shoal.cli.inference.report import report_extractions
 from shoal.cli.options import OpenClient, connected
@@ -131,9 +131,7 @@ def _stream(client: Client, run: Invocation, task: ReadText, serving: Serving) -
 def ocr(
     open_client: OpenClient,
     model: ModelId,
-    images: Annotated[
-        list[str] | None, typer.Argument(metavar="IMAGE", help="Image files; - for their names on stdin.", show_default=False)
-    ] = None,
+    images: ImageFiles = None,
     *,
     files: ItemFiles,
     kind: Annotated[Kind, typer.Option(help="What to read or describe, of models with several tasks.")] = Kind.OCR,
@@ -146,10 +144,7 @@ def ocr(
     max_tokens: MaxTokens = 0,
     schema: SchemaFile = None,
     template_value: TemplateValues = None,
-    draw: Annotated[
-        Path | None,
-        typer.Option(help="Draw the regions of one image into this .png.", show_default=False, rich_help_panel=FILES),
-    ] = None,
+    draw: DrawInto = None,
     serving: Serving,
     as_json: AsJson = False,
 ) -> None:
