@@ -1,21 +1,25 @@
 """Runs steps one after another, each as a process of its own with a time limit: `python -m benchmarks.gpu [STEP...] [OPTIONS]`.
 
-Each step writes `<step>.json` to --out and to --state after every row. A step that is through is left out when it is asked for
-again (--again: it is not); one that was killed or ran out of time goes on where it stopped. The reply ends with a line for each
-step.
+Each step writes `<step>.json` to --state after every row; all of them together are `reports.json` in --out, which is also read as
+the state when it is given as --seed. A step that is through is left out when it is asked for again (--again: it is not), unless a
+file that it covers has changed; one that was killed or ran out of time goes on where it stopped. Steps that measure no time run
+beside each other before the others. The output ends with a line for each step.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +40,6 @@ class Options:
     again: bool
     out: Path
     state: Path
-    tree: str
 
 
 def main() -> int:
@@ -51,58 +54,84 @@ def main() -> int:
     parser.add_argument("--step-seconds", type=float, default=0, help="for each step, instead of its own limit")
     parser.add_argument("--again", action="store_true", help="also steps that are through")
     parser.add_argument("--out", type=Path, default=Path(".gpu/out"), help="the folder for results")
+    parser.add_argument("--seed", type=Path, default=Path(".gpu/reports.json"), help="results of an earlier run, to go on from")
     parser.add_argument("--state", type=Path, default=STATE, help="the folder that tells which steps are through")
     given = parser.parse_args()
     asked = names if given.steps in ([], ["all"]) else given.steps
     if unknown := [name for name in asked if name not in BY_NAME]:
         parser.error(f"no step is called {', '.join(unknown)}; there are {', '.join(names)}")
     state = given.state / "-".join([given.device, *(["tiny"] if given.tiny else [])])
-    options = Options(given.device, given.tiny, given.again, given.out.resolve(), state.resolve(), tree_name())
+    options = Options(given.device, given.tiny, given.again, given.out.resolve(), state.resolve())
+    if given.seed.is_file():
+        seed(given.seed, options.state)
     ends = time.monotonic() + given.seconds
-    reports = []
-    for name in asked:
-        step = BY_NAME[name]
-        seconds = min(given.step_seconds or step.seconds, ends - time.monotonic())
-        reports.append(run_step(step, options, seconds))
-        print(reports[-1].line(), flush=True)
+
+    def run(step: Step) -> Report:
+        report = run_step(step, options, min(given.step_seconds or step.seconds, ends - time.monotonic()))
+        print(report.line(), flush=True)
+        collect(options)
+        return report
+
+    steps = [BY_NAME[name] for name in asked]
+    untimed = [step for step in steps if not step.is_timed]
+    with ThreadPoolExecutor(max(1, len(untimed))) as pool:
+        reports = list(pool.map(run, untimed))
+    reports += [run(step) for step in steps if step.is_timed]
     print("\n" + "\n".join(report.line() for report in reports))
     return 0 if all(report.status in ("done", "skipped") for report in reports) else 1
+
+
+def seed(file: Path, state: Path) -> None:
+    """Write the reports of an earlier run, which `collect` made, into `state`, where there are none yet."""
+    state.mkdir(parents=True, exist_ok=True)
+    for step, report in json.loads(file.read_text()).items():
+        if step in BY_NAME and not (state / f"{step}.json").exists():
+            (state / f"{step}.json").write_text(json.dumps(report))
+
+
+def collect(options: Options) -> None:
+    """Write all reports as one file: a device tool may bring only a few files back."""
+    files = (options.state / f"{step.name}.json" for step in STEPS)
+    reports = {file.stem: json.loads(file.read_text()) for file in files if file.exists()}
+    options.out.mkdir(parents=True, exist_ok=True)
+    partial = options.out / f".reports.{threading.get_ident()}"
+    partial.write_text(json.dumps(reports, indent=1))
+    partial.replace(options.out / "reports.json")
 
 
 def run_step(step: Step, options: Options, seconds: float) -> Report:
     """Its report, whatever became of it."""
     file = options.state / f"{step.name}.json"
-    before = _earlier(file, options)
+    tree = tree_name(step.covers)
+    before = _earlier(file, options, tree)
     if before is not None and before.status in ("done", "skipped"):
-        before.write(options.out)
         return before
     if seconds < LEAST_SECONDS:
-        left = before or Report(step.name, tree=options.tree)
+        left = before or Report(step.name, tree=tree)
         left.status, left.reason = "partial", "not begun: out of time"
-        left.write(options.out)
+        left.write(options.state)
         return left
     if before is None:
         file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks.gpu.child", step.name, "--device", options.device, "--seconds", str(seconds)]
-    command += ["--out", str(options.out), "--state", str(options.state), *(["--tiny"] if options.is_tiny else [])]
+    command += ["--state", str(options.state), *(["--tiny"] if options.is_tiny else [])]
     with tempfile.NamedTemporaryFile(prefix=f"{step.name}-", suffix=".log") as log:
         began = time.monotonic()
         verdict = _run(command, Path(log.name), seconds)
-        report = _earlier(file, options) or Report(step.name, status="failed", tree=options.tree)
+        report = _earlier(file, options, tree) or Report(step.name, status="failed", tree=tree)
         report.log_tail = Path(log.name).read_bytes()[-LOG_BYTES:].decode(errors="replace")
     report.seconds = round(time.monotonic() - began, 1)
     if verdict == "killed":
         report.status, report.reason = "killed", f"after {seconds:.0f} s; call it again to go on"
     elif report.status == "running":
         report.status, report.reason = "failed", f"the process ended with {verdict}"
-    for folder in (options.state, options.out):
-        report.write(folder)
+    report.write(options.state)
     if report.status == "failed":
         print(report.log_tail[-3000:], file=sys.stderr)
     return report
 
 
-def _earlier(file: Path, options: Options) -> Report | None:
+def _earlier(file: Path, options: Options, tree: str) -> Report | None:
     """The report of an earlier or of the present run, unless it is not to be gone on with."""
     if options.again and file.exists() and file.stat().st_mtime < _BEGAN:
         return None
@@ -110,7 +139,7 @@ def _earlier(file: Path, options: Options) -> Report | None:
         report = read(file)
     except (OSError, ValueError, TypeError):
         return None
-    return report if report.tree in ("", options.tree) else None
+    return report if report.tree in ("", tree) else None
 
 
 def _run(command: Sequence[str], log: Path, seconds: float) -> str:

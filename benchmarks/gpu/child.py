@@ -21,28 +21,25 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--state", type=Path, required=True)
     given = parser.parse_args()
     # Where it hangs, should it have to be killed.
     faulthandler.dump_traceback_later(given.seconds, exit=False)
-    folders = (given.state, given.out)
+    tree = tree_name(BY_NAME[given.step].covers)
     try:
-        context = open_context(given.step, given.device, is_tiny=given.tiny, seconds=given.seconds, folders=folders)
+        context = open_context(given.step, given.device, is_tiny=given.tiny, seconds=given.seconds, folder=given.state)
     except NotHere as error:
-        skipped = Report(given.step, status="skipped", reason=str(error), tree=tree_name())
-        for folder in folders:
-            skipped.write(folder)
+        Report(given.step, status="skipped", reason=str(error), tree=tree).write(given.state)
         return 0
     report = context.report
-    report.tree, report.began = tree_name(), datetime.now(UTC).isoformat(timespec="seconds")
+    report.tree, report.began = tree, datetime.now(UTC).isoformat(timespec="seconds")
     earlier = _earlier(given.state / f"{given.step}.json")
     if earlier is not None and (earlier.machine, earlier.tree) == (report.machine, report.tree):
         report.rows = [row for row in earlier.rows if "error" not in row]
         context.kept = frozenset(str(row["what"]) for row in report.rows)
     context.save()
     began = time.monotonic()
-    importlib.import_module(f"benchmarks.gpu.steps.{BY_NAME[given.step].module}").run(context)
+    importlib.import_module(f"benchmarks.gpu.steps.{given.step}").run(context)
     report.seconds = round(time.monotonic() - began, 1)
     if report.status == "running":
         failed = [str(row["what"]) for row in report.rows if "error" in row]

@@ -31,14 +31,14 @@ class NotHere(Exception):
 
 @dataclass(slots=True)
 class Context:
-    """`is_tiny`: sizes for a rehearsal. `ends`: on the monotonic clock, when the step must be through. `folders`: where the report
+    """`is_tiny`: sizes for a rehearsal. `ends`: on the monotonic clock, when the step must be through. `folder`: where the report
     is written after each row."""
 
     device: torch.device
     is_tiny: bool
     ends: float
     report: Report
-    folders: tuple[Path, ...]
+    folder: Path
     kept: frozenset[str] = field(default_factory=frozenset)
     """Rows of an earlier run of the step on this machine, which are not measured again."""
 
@@ -94,8 +94,7 @@ class Context:
         self.save()
 
     def save(self) -> None:
-        for folder in self.folders:
-            self.report.write(folder)
+        self.report.write(self.folder)
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -115,14 +114,14 @@ class Context:
         return time.perf_counter() - began
 
 
-def open_context(step: str, device: str, *, is_tiny: bool, seconds: float, folders: tuple[Path, ...]) -> Context:
+def open_context(step: str, device: str, *, is_tiny: bool, seconds: float, folder: Path) -> Context:
     """`device`: auto, cuda or cpu. Raises NotHere if cuda is asked for and not there."""
     has_cuda = torch.cuda.is_available()
     if device == "cuda" and not has_cuda:
         raise NotHere(NO_CUDA)
     chosen = torch.device("cuda" if has_cuda and device != "cpu" else "cpu")
     report = Report(step, is_rehearsal=is_tiny or chosen.type != "cuda", machine=machine(chosen))
-    return Context(chosen, is_tiny, time.monotonic() + seconds, report, folders)
+    return Context(chosen, is_tiny, time.monotonic() + seconds, report, folder)
 
 
 def peak(device: torch.device) -> float | None:

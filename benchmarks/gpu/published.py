@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,8 +35,21 @@ def _tiny(shape: Shape) -> Shape:
     return replace(shape, hidden=32, layers=2, heads=2, vocabulary=400, config={**kept, **TINY_CONFIG})
 
 
+def checkpoint(shape: Shape) -> tuple[Path, transformers.PreTrainedModel]:
+    """Return the shape's directory, written by the first step that asks for it, and transformers' model in bfloat16 on the CPU."""
+    asked = hashlib.sha256(repr(shape).encode()).hexdigest()[:12]
+    directory = Path(tempfile.gettempdir()) / "shoal-gpu-checkpoints" / f"{shape.name}-{asked}"
+    if directory.exists():
+        return directory, transformers.AutoModel.from_pretrained(directory, dtype=torch.bfloat16).eval()
+    directory.parent.mkdir(exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=directory.parent))
+    model = write(shape, partial)
+    partial.rename(directory)
+    return directory, model
+
+
 def write(shape: Shape, directory: Path) -> transformers.PreTrainedModel:
-    """Writes the checkpoint, and returns transformers' model of it, in bfloat16 on the CPU."""
+    """Write the checkpoint, and return transformers' model of it, in bfloat16 on the CPU."""
     model = random_model(
         shape.kind, hidden=shape.hidden, layers=shape.layers, heads=shape.heads, positions=POSITIONS, vocabulary=shape.vocabulary,
         config=shape.config,
@@ -44,11 +59,9 @@ def write(shape: Shape, directory: Path) -> transformers.PreTrainedModel:
     return model
 
 
-def loaded(shape: Shape, folder: Path, context: Context) -> PackedModel:
-    """The shape's model on the device, from a checkpoint that is written if it is not there."""
-    directory = folder / shape.name
-    if not (directory / "config.json").exists():
-        write(shape, directory)
+def loaded(shape: Shape, context: Context) -> PackedModel:
+    """Return the shape's model on the device."""
+    directory, _ = checkpoint(shape)
     model = load_model(directory, f"random/{shape.name}", context.device, torch.bfloat16)
     assert isinstance(model, PackedModel)
     return model

@@ -42,8 +42,9 @@ class Target:
 class Report:
     """The results of one step.
 
-    `tree`: a digest of the code. `rows`: one for each thing measured, by its name `what`; `skipped` or `error` in it say why there
-    are no numbers. `reason`: of a status other than done. `is_rehearsal`: small sizes or no GPU, so numbers mean nothing.
+    `tree`: a digest of the files that the step covers. `rows`: one for each thing measured, by its name `what`; `skipped` or
+    `error` in it say why there are no numbers. `reason`: of a status other than done. `is_rehearsal`: small sizes or no GPU, so
+    numbers mean nothing.
     """
 
     step: str
@@ -140,10 +141,10 @@ def _finite(value: object) -> object:
     return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def tree_name() -> str:
-    """A digest of all Python files that a step may run: whether a report was made by the code that is here."""
+def tree_name(covers: tuple[str, ...]) -> str:
+    """Return a digest of the Python files that a step covers (files or folders): whether a report was made by the code here."""
     digest = hashlib.sha256()
-    for folder in ("benchmarks", "libs", "services", "tests"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
+    for name in covers:
+        for path in [ROOT / name] if name.endswith(".py") else sorted((ROOT / name).rglob("*.py")):
             digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:12]

@@ -14,6 +14,7 @@ from libs.kernels.native.library import SETS
 from tests.kernels.batches import SHAPES, Batch, error
 from tests.kernels.largest import Largest
 from tests.kernels.ways import use_dense, use_native
+from tests.support.device import no_synchronization
 
 # Triton's interpreter takes milliseconds for each block of keys.
 FEW_SHAPES = ((1, 1), (5, 5), (40, 40), (3, 35), (9, 2))
@@ -180,11 +181,8 @@ def test_the_accelerator_equals_the_definition(heads: tuple[int, int, int], sigh
         batch = Batch.of(heads, sight, biased=biased, shapes=shapes, dtype=dtype, device="cuda")
         layout = batch.layout
         batch.attend(layout)  # kernels are compiled and loaded
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_synchronization():
             got = batch.attend(layout)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         assert error(got, batch.defined()) < bound
 
 

@@ -15,6 +15,7 @@ from libs.kernels.rows import gated, norms, rope, segments
 from libs.kernels.rows.gated import Activation
 from libs.kernels.rows.segments import Reduction
 from tests.kernels.ways import use_dense
+from tests.support.device import no_synchronization
 
 # Triton's interpreter runs on CPU tensors; where there is a GPU the kernels are compiled, and the plain path is for the CPU alone.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -167,11 +168,8 @@ def test_the_seams_take_the_kernels_on_an_accelerator() -> None:
         )
 
     run()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronization():
         got = run()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     plain = (
         norms.add_layer_norm(x.cpu(), x.cpu(), weight.cpu(), None, 1e-5)[1],
         norms.add_rms_norm(x.cpu(), x.cpu(), weight.cpu(), 1e-5)[1],

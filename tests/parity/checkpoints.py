@@ -105,7 +105,9 @@ def random_model(
     for name, value in (config or {}).items():
         setattr(settings, name, value)
     own = recipe.encoder if head == "base" else None
-    model = (own(settings) if own is not None else _AUTO_CLASSES[head].from_config(settings)).eval()
+    # transformers 5.17's sdpa attention leaves out the cap of scores.
+    exact = {"attn_implementation": "eager"} if getattr(settings, "attn_logit_softcapping", None) else {}
+    model = (own(settings) if own is not None else _AUTO_CLASSES[head].from_config(settings, **exact)).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -5,25 +5,47 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+_MODELS: Final = (
+    "libs",
+    "tests/parity",
+    "benchmarks/models/families.py",
+    "benchmarks/gpu/published.py",
+    "benchmarks/gpu/graphs.py",
+)
+_MESH: Final = ("libs", "services", "benchmarks/gpu/published.py")
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`module`: of this package, with a function `run(context)`. `seconds`: the most that it may take on a GPU."""
+    """What runs in a process of its own and writes a report."""
 
     name: str
-    module: str
+    """Also of its module in this package, which has a function `run(context)`."""
+
     seconds: int
+    """The most that it may take on a GPU."""
+
     measures: str
+    uses: tuple[str, ...]
+    """Files and folders, relative to the repository, on which its rows depend: a change there makes an earlier report void."""
+
+    is_timed: bool = True
+    """Whether it measures time. Steps that do not run beside each other."""
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        return (*self.uses, f"benchmarks/gpu/steps/{self.name}.py")
 
 
 STEPS: Final = (
-    Step("kernels", "kernels", 240, "every kernel against its definition, compiled for this GPU"),
-    Step("parity", "parity", 180, "every family in float32 and bfloat16 against transformers"),
-    Step("families", "families", 300, "published shapes: tokens/s, MFU, ratios to transformers and sentence-transformers"),
-    Step("latency", "latency", 90, "one query of 12 tokens: p50 and p99"),
-    Step("profile", "profile", 90, "where a batch's time goes: the longest kernels, and the gaps between them"),
-    Step("swap", "swap", 90, "a warm model to the GPU, against the measured copy bandwidth"),
-    Step("mesh", "mesh", 150, "the whole mesh on the GPU: bulk, single texts, mixed models"),
-    Step("memory", "memory", 120, "forty models on a budget, and real out-of-memory recovery"),
+    Step("smoke", 60, "one launch of each kind of thing that only a GPU can show", _MODELS, is_timed=False),
+    Step("kernels", 240, "every kernel against its definition, compiled for this GPU", ("libs", "tests/kernels"), is_timed=False),
+    Step("parity", 180, "every family in float32 and bfloat16 against transformers", _MODELS, is_timed=False),
+    Step("latency", 90, "one query of 12 tokens: p50 and p99", _MODELS),
+    Step("profile", 90, "where a batch's time goes: the longest kernels, and the gaps between them", _MODELS),
+    Step("families", 300, "published shapes: tokens/s, MFU, ratios to transformers and sentence-transformers", _MODELS),
+    Step("swap", 90, "a warm model to the GPU, against the measured copy bandwidth", (*_MESH, "benchmarks/models/swap.py")),
+    Step("mesh", 150, "the whole mesh on the GPU: bulk, single texts, mixed models", _MESH),
+    Step("memory", 120, "forty models on a budget, and real out-of-memory recovery", _MESH),
 )
 BY_NAME: Final = {step.name: step for step in STEPS}

@@ -9,10 +9,8 @@ default, and of 256, its tokenising counted. Engines take turns within a round, 
 from __future__ import annotations
 
 import importlib.util
-import tempfile
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Final
 
@@ -28,9 +26,11 @@ from libs.models import EncodeWork, PackedModel, load_model
 BATCH_TOKENS: Final = 16_384
 TEXTS: Final = 2048
 ROUNDS: Final = 3
-MFU_BOUND: Final = 0.5
-RATIO_BOUND: Final = 3.0
-HELD_TO_MFU: Final = ("BERT-large", "ModernBERT-base")
+MFU_BOUNDS: Final = {"BERT-large": 0.5, "ModernBERT-base": 0.38}
+"""docs/gpu.md reckons them: small products do not reach the rate of large ones."""
+
+ARRIVAL_BOUND: Final = 3.0
+SORTED_BOUND: Final = 1.3
 ORDER: Final = ("BERT-large", "ModernBERT-base", "MiniLM-L6", "BERT-base", "Qwen3-0.6B", "EmbeddingGemma-300M")
 LONG: Final = 512
 
@@ -40,12 +40,13 @@ def run(context: Context) -> None:
     found = {shape.name: shape for shape in published.shapes(context)}
     for name in ORDER:
         context.measure(name, partial(measure, context, found[name]), seconds=25)
-    for name in HELD_TO_MFU:
+    for name, bound in MFU_BOUNDS.items():
         mfu = context.report.number(name, "mfu")
-        context.target(f"MFU, {name}, {BATCH_TOKENS} tokens a batch", MFU_BOUND, "of peak", mfu)
+        context.target(f"MFU, {name}, {BATCH_TOKENS} tokens a batch", bound, "of peak", mfu)
     for name in ORDER:
-        ratio = context.report.number(name, "times_sentence_transformers")
-        context.target(f"{name} with tokenising / sentence-transformers", RATIO_BOUND, "x", ratio)
+        for batch, bound in ((32, ARRIVAL_BOUND), (256, SORTED_BOUND)):
+            ratio = context.report.number(name, f"times_sentence_transformers_{batch}")
+            context.target(f"{name} with tokenising / sentence-transformers, batches of {batch}", bound, "x", ratio)
 
 
 def _with_tokenising(model: PackedModel, texts: list[str], batch_tokens: int) -> object:
@@ -54,32 +55,30 @@ def _with_tokenising(model: PackedModel, texts: list[str], batch_tokens: int) ->
 
 def measure(context: Context, shape: Shape) -> Row:
     texts, rounds, batch_tokens = (24, 1, 256) if context.is_tiny else (TEXTS, ROUNDS, BATCH_TOKENS)
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        reference = published.write(shape, directory)
-        mix = real_texts(texts, directory=directory)
-        model = load_model(directory, f"random/{shape.name}", context.device, torch.bfloat16)
-        sequences = model.prepare(EncodeWork(mix.texts)).sequences
-        lengths = [sequence.tokens for sequence in sequences]
-        device = context.device
-        reference.to(device)
-        by_length = sorted(sequences, key=lambda sequence: -sequence.tokens)
-        engines: dict[str, Callable[[], object]] = {
-            "packed": packed_run(model, sequences, batch_tokens),
-            "packed with tokenising": partial(_with_tokenising, model, mix.texts, batch_tokens),
-            "transformers": padded_run(reference, sequences, device),
-            "transformers sorted": padded_run(reference, by_length, device),
-        }
-        if importlib.util.find_spec("flash_attn") is not None:
-            flash = type(reference)._from_config(reference.config, attn_implementation="flash_attention_2", dtype=torch.bfloat16)
-            engines["transformers flash"] = padded_run(flash.eval().to(device), by_length, device)
-        for size in (32, 256):
-            engines[f"sentence-transformers {size}"] = sentence_transformers_run(directory, mix.texts, device, torch.bfloat16, size)
-        seconds = take_turns(engines, rounds, device)
-        # Whole batches of the longest sequences: the most arithmetic for each launch.
-        long = [sequence for sequence in by_length if sequence.tokens >= min(LONG, by_length[0].tokens) // 2]
-        long_lengths = [sequence.tokens for sequence in long]
-        long_seconds = take_turns({"long": packed_run(model, long, batch_tokens)}, rounds, device)["long"]
+    directory, reference = published.checkpoint(shape)
+    mix = real_texts(texts, directory=directory)
+    model = load_model(directory, f"random/{shape.name}", context.device, torch.bfloat16)
+    sequences = model.prepare(EncodeWork(mix.texts)).sequences
+    lengths = [sequence.tokens for sequence in sequences]
+    device = context.device
+    reference.to(device)
+    by_length = sorted(sequences, key=lambda sequence: -sequence.tokens)
+    engines: dict[str, Callable[[], object]] = {
+        "packed": packed_run(model, sequences, batch_tokens),
+        "packed with tokenising": partial(_with_tokenising, model, mix.texts, batch_tokens),
+        "transformers": padded_run(reference, sequences, device),
+        "transformers sorted": padded_run(reference, by_length, device),
+    }
+    if importlib.util.find_spec("flash_attn") is not None:
+        flash = type(reference)._from_config(reference.config, attn_implementation="flash_attention_2", dtype=torch.bfloat16)
+        engines["transformers flash"] = padded_run(flash.eval().to(device), by_length, device)
+    for size in (32, 256):
+        engines[f"sentence-transformers {size}"] = sentence_transformers_run(directory, mix.texts, device, torch.bfloat16, size)
+    seconds = take_turns(engines, rounds, device)
+    # Whole batches of the longest sequences: the most arithmetic for each launch.
+    long = [sequence for sequence in by_length if sequence.tokens >= min(LONG, by_length[0].tokens) // 2]
+    long_lengths = [sequence.tokens for sequence in long]
+    long_seconds = take_turns({"long": packed_run(model, long, batch_tokens)}, rounds, device)["long"]
     counted = published.flops(reference, shape, lengths)
     limit = peak(device)
     own = median(seconds["packed"])
@@ -87,7 +86,6 @@ def measure(context: Context, shape: Shape) -> Row:
     def times(peer: str, engine: str) -> float:
         return median(other / mine for mine, other in zip(seconds[engine], seconds[peer], strict=True))
 
-    both = ("sentence-transformers 32", "sentence-transformers 256")
     return {
         "texts": len(mix.texts),
         "tokens": sum(lengths),
@@ -102,8 +100,8 @@ def measure(context: Context, shape: Shape) -> Row:
         "times_transformers": times("transformers", "packed"),
         "times_transformers_sorted": times("transformers sorted", "packed"),
         "times_transformers_flash": times("transformers flash", "packed") if "transformers flash" in seconds else None,
-        "times_sentence_transformers_32": times(both[0], "packed with tokenising"),
-        "times_sentence_transformers": min(times(peer, "packed with tokenising") for peer in both),
+        "times_sentence_transformers_32": times("sentence-transformers 32", "packed with tokenising"),
+        "times_sentence_transformers_256": times("sentence-transformers 256", "packed with tokenising"),
         "attention_of_transformers": str(getattr(reference.config, "_attn_implementation", "")),
         "seconds": {name: list(each) for name, each in seconds.items()},
     }

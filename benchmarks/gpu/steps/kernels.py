@@ -1,5 +1,5 @@
-"""Every kernel against its definition: tests/kernels, which compile the Triton kernels where there is a GPU, and the tests marked
-gpu.
+"""Every kernel against its definition: tests/kernels, which compile the Triton kernels where there is a GPU, and all other files
+that have tests marked gpu.
 
 Run by pytest in several processes, since most of the time goes into compiling; a row for each test, also of a run that is killed.
 """
@@ -20,12 +20,22 @@ from benchmarks.gpu import outcomes
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.report import NO_CUDA, ROOT, Row
 
-TESTS: Final = ("tests/kernels",)
+TESTS: Final = (
+    "tests/kernels",
+    *sorted(
+        str(file.relative_to(ROOT))
+        for file in (ROOT / "tests").rglob("test_*.py")
+        if "mark.gpu" in file.read_text() and file.parent != ROOT / "tests/kernels"
+    ),
+)
 TINY: Final = (
     "tests/kernels/test_compiling.py",
     "tests/kernels/test_linear.py",
     "tests/kernels/test_fused.py::test_the_seams_take_the_kernels_on_an_accelerator",
 )
+CPU_ONLY: Final = ("--ignore-glob=*/test_native*.py",)
+"""Tests of the CPU's kernels, which a GPU's time is not for."""
+
 PLUGINS: Final = {"pytest_asyncio": "pytest_asyncio.plugin", "xdist": "xdist.plugin"}
 """pytest's plugins that the tests need, by the module that must be there. Others, which a machine may have, could warn, and
 warnings are errors."""
@@ -51,7 +61,7 @@ def run(context: Context) -> None:
 
 
 def _pytest(context: Context, tests: tuple[str, ...], told: Path) -> str:
-    command = [sys.executable, "-m", "pytest", "-p", outcomes.__name__, "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "-p", outcomes.__name__, "-p", "no:cacheprovider", *CPU_ONLY, *tests]
     for module, plugin in PLUGINS.items():
         command += ["-p", plugin] if importlib.util.find_spec(module) is not None else []
     if importlib.util.find_spec("xdist") is not None and not context.is_tiny:

@@ -54,13 +54,10 @@ Vector = NDArray[np.float32]
 
 def run(context: Context) -> None:
     context.measure("a batch that does not fit", lambda: rehearsed(context), seconds=5)
-    with tempfile.TemporaryDirectory() as name:
-        for share in SHARES:
-            context.measure(
-                f"out of memory, room for {share:g} of a batch", partial(ladder_row, context, Path(name), share),
-                needs_cuda=True, seconds=8,
-            )  # fmt: skip
-        context.measure("out of memory, an idle model lets go", lambda: relieved(context, Path(name)), needs_cuda=True, seconds=8)
+    for share in SHARES:
+        what = f"out of memory, room for {share:g} of a batch"
+        context.measure(what, partial(ladder_row, context, share), needs_cuda=True, seconds=8)
+    context.measure("out of memory, an idle model lets go", lambda: relieved(context), needs_cuda=True, seconds=8)
     context.measure(f"{MODELS} models", lambda: many(context), seconds=30)
     failed = context.report.number(f"{MODELS} models", "failures")
     context.target(f"failures of {MODELS} models on a budget of {RESIDENT}", 0, "requests", failed, at_most=True)
@@ -68,22 +65,21 @@ def run(context: Context) -> None:
 
 def rehearsed(context: Context) -> Row:
     """The ladder on this device, with a forward that raises torch's error for more than a quarter of the batch."""
-    with tempfile.TemporaryDirectory() as name:
-        model, sequences = _model(context, Path(name), 512)
-        wanted = _vectors(model.forward("dense", sequences))
-        limit = sum(one.tokens for one in sequences) // 4
+    model, sequences = _model(context, 512)
+    wanted = _vectors(model.forward("dense", sequences))
+    limit = sum(one.tokens for one in sequences) // 4
 
-        def forward(some: list[InputSequence]) -> list[Output]:
-            if sum(one.tokens for one in some) > limit:
-                raise torch.OutOfMemoryError("CUDA out of memory. (a rehearsal)")
-            return model.forward("dense", some)
+    def forward(some: list[InputSequence]) -> list[Output]:
+        if sum(one.tokens for one in some) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. (a rehearsal)")
+        return model.forward("dense", some)
 
-        climber = ladder.Ladder(recover=lambda: None, trim=lambda: None, relieve=lambda _: False)
-        return _climbed(climber, forward, sequences, wanted)
+    climber = ladder.Ladder(recover=lambda: None, trim=lambda: None, relieve=lambda _: False)
+    return _climbed(climber, forward, sequences, wanted)
 
 
-def ladder_row(context: Context, folder: Path, share: float) -> Row:
-    model, sequences = _model(context, folder, BATCH_TOKENS)
+def ladder_row(context: Context, share: float) -> Row:
+    model, sequences = _model(context, BATCH_TOKENS)
     wanted, need = _needed(model, sequences)
     device = open_device(Settings("bench", device="cuda", dtype="bfloat16"))
     climber = ladder.Ladder(device.recover, device.trim, relieve=lambda _: False)
@@ -93,9 +89,9 @@ def ladder_row(context: Context, folder: Path, share: float) -> Row:
     return row | {"batch_bytes": need, "cosine_after_it": again}
 
 
-def relieved(context: Context, folder: Path) -> Row:
+def relieved(context: Context) -> Row:
     """A batch finds no room until an idle model, which has what it needs, is evicted."""
-    model, sequences = _model(context, folder, BATCH_TOKENS)
+    model, sequences = _model(context, BATCH_TOKENS)
     wanted, need = _needed(model, sequences)
     device = open_device(Settings("bench", device="cuda", dtype="bfloat16"))
     idle = [torch.empty(2 * need + SPARE, dtype=torch.uint8, device=context.device)]
@@ -113,11 +109,11 @@ def relieved(context: Context, folder: Path) -> Row:
     return row | {"batch_bytes": need}
 
 
-def _model(context: Context, folder: Path, tokens: int) -> tuple[PackedModel, list[InputSequence]]:
+def _model(context: Context, tokens: int) -> tuple[PackedModel, list[InputSequence]]:
     """BERT-base's shape, and a batch of so many tokens."""
     shape = published.shapes(context, ("BERT-base",))[0]
-    model = published.loaded(shape, folder, context)
-    mix = real_texts(max(16, tokens // 40), directory=folder / shape.name)
+    model = published.loaded(shape, context)
+    mix = real_texts(max(16, tokens // 40), directory=published.checkpoint(shape)[0])
     sequences: list[InputSequence] = []
     for one in model.prepare(EncodeWork(mix.texts)).sequences:
         if sum(each.tokens for each in sequences) + one.tokens > tokens:
@@ -168,7 +164,7 @@ class _Rungs(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         told = getattr(record, "shoal_fields", None)
-        self.rungs.append(str(told.get("rung", record.getMessage())) if isinstance(told, dict) else record.getMessage())
+        self.rungs.append(str(told.get("step", record.getMessage())) if isinstance(told, dict) else record.getMessage())
 
 
 def _climbed(

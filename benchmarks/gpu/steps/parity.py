@@ -67,15 +67,15 @@ def family(context: Context, kind: str, hidden: int, heads: int, layers: int) ->
     with tempfile.TemporaryDirectory() as name:
         directory = write_checkpoint(kind, Path(name), hidden=hidden, heads=heads, layers=layers)
         reference = random_model(kind, hidden=hidden, heads=heads, layers=layers)
-        exact = _reference(reference, ids, torch.device("cpu"))
-        own = _worst(_reference(reference.to(device=context.device, dtype=torch.bfloat16), ids, context.device), exact)
-        single = _encoder(directory, torch.float32, context.device)
-        found = _packed(single, ids, context.device)
-        alone = [_packed(single, [one], context.device)[0] for one in ids]
-        narrow = _encoder(directory, torch.bfloat16, context.device)
-        half = _worst(_packed(narrow, ids, context.device), exact)
+        exact = states_of(reference, ids, torch.device("cpu"))
+        own = worst(states_of(reference.to(device=context.device, dtype=torch.bfloat16), ids, context.device), exact)
+        single = encoder_of(directory, torch.float32, context.device)
+        found = own_states(single, ids, context.device)
+        alone = [own_states(single, [one], context.device)[0] for one in ids]
+        narrow = encoder_of(directory, torch.bfloat16, context.device)
+        half = worst(own_states(narrow, ids, context.device), exact)
         replayed = {f"graph_{str(one.dtype).removeprefix('torch.')}": graph(one, context.device) for one in (single, narrow)}
-    errors = {"float32": _worst(found, exact), "alone": _worst(found, alone), "bfloat16": half, "transformers_bfloat16": own}
+    errors = {"float32": worst(found, exact), "alone": worst(found, alone), "bfloat16": half, "transformers_bfloat16": own}
     right = max(errors["float32"], errors["alone"]) <= FLOAT32_BOUNDS[hidden] and half < BFLOAT16_TIMES * own
     return {**errors, **replayed, "is_right": right and all("wrong" not in one for one in replayed.values())}
 
@@ -120,22 +120,22 @@ def minilm(context: Context) -> Row:
     return rows
 
 
-def _encoder(directory: Path, dtype: torch.dtype, device: torch.device) -> PackedEncoder:
+def encoder_of(directory: Path, dtype: torch.dtype, device: torch.device) -> PackedEncoder:
     config = json.loads((directory / "config.json").read_text())
     return build_encoder(config, TensorFile.open(directory), dtype=dtype, device=device, head_tables={})[0]
 
 
-def _packed(encoder: PackedEncoder, ids: Ids, device: torch.device) -> list[torch.Tensor]:
+def own_states(encoder: PackedEncoder, ids: Ids, device: torch.device) -> list[torch.Tensor]:
     with torch.inference_mode():
         states = encoder(Packed.of(ids, device=device)).float().cpu()
     return list(states.split([len(one) for one in ids]))
 
 
-def _reference(model: torch.nn.Module, ids: Ids, device: torch.device) -> list[torch.Tensor]:
+def states_of(model: torch.nn.Module, ids: Ids, device: torch.device) -> list[torch.Tensor]:
     """Hidden states of each sequence alone."""
     with torch.inference_mode():
         return [model(input_ids=torch.from_numpy(one)[None].long().to(device)).last_hidden_state[0].float().cpu() for one in ids]
 
 
-def _worst(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
+def worst(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
     return max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(got, wanted, strict=True))

@@ -6,9 +6,7 @@ pass's FLOPs over the kernels' time.
 
 from __future__ import annotations
 
-import tempfile
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
@@ -37,26 +35,24 @@ def run(context: Context) -> None:
 
 def measure(context: Context, shape: Shape) -> Row:
     texts, tokens, runs = (16, 128, 2) if context.is_tiny else (512, BATCH_TOKENS, RUNS)
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        reference = published.write(shape, directory)
-        mix = real_texts(texts, directory=directory)
-        model = load_model(directory, f"random/{shape.name}", context.device, torch.bfloat16)
-        batch = batches_of(model.prepare(EncodeWork(mix.texts)).sequences, tokens)[0]
-        chosen = mix.texts[: len(batch)]
-        work = EncodeWork(chosen)
-        whole = Batch(chosen, work, model.prepare(work).tokens)
-        parts = profile_forward(model, whole, runs=runs, device=context.device.type, threads=torch.get_num_threads())
+    directory, reference = published.checkpoint(shape)
+    mix = real_texts(texts, directory=directory)
+    model = load_model(directory, f"random/{shape.name}", context.device, torch.bfloat16)
+    batch = batches_of(model.prepare(EncodeWork(mix.texts)).sequences, tokens)[0]
+    chosen = mix.texts[: len(batch)]
+    work = EncodeWork(chosen)
+    whole = Batch(chosen, work, model.prepare(work).tokens)
+    parts = profile_forward(model, whole, runs=runs, device=context.device.type, threads=torch.get_num_threads())
 
-        def forward() -> object:
-            return model.forward("dense", batch)
+    def forward() -> object:
+        return model.forward("dense", batch)
 
-        plain = median(context.timed(forward) for _ in range(runs))
-        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if context.has_cuda else [])]
-        with profile(activities=kinds, acc_events=True) as profiler:
-            forward()
-            context.wait()
-        events = kernels(profiler.key_averages(), on_device=context.has_cuda)
+    plain = median(context.timed(forward) for _ in range(runs))
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if context.has_cuda else [])]
+    with profile(activities=kinds, acc_events=True) as profiler:
+        forward()
+        context.wait()
+    events = kernels(profiler.key_averages(), on_device=context.has_cuda)
     counted = published.flops(reference, shape, [sequence.tokens for sequence in batch])
     kernel_seconds = sum(seconds for _, seconds, _ in events)
     limit = peak(context.device)

@@ -5,10 +5,8 @@ memory; and all-MiniLM-L6-v2 through the worker's residency, from the order to l
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Final
 
@@ -18,7 +16,6 @@ from benchmarks.gpu import published
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.report import Row
 from benchmarks.models.families import Shape
-from benchmarks.models.swap import TRANSFER_FACTOR
 from benchmarks.models.swap import measure as residency
 from libs.models import EncodeWork
 from services.worker.settings import Settings
@@ -26,15 +23,15 @@ from services.worker.settings import Settings
 ROUNDS: Final = 15
 NAMES: Final = ("MiniLM-L6", "BERT-base", "BERT-large", "Qwen3-0.6B")
 HELD: Final = "BERT-large"
+FACTOR_BOUND: Final = 1.2
 
 
 def run(context: Context) -> None:
     context.measure("residency of all-MiniLM-L6-v2", lambda: minilm(context), seconds=10)
-    with tempfile.TemporaryDirectory() as name:
-        for shape in published.shapes(context, NAMES):
-            context.measure(f"warm {shape.name}", partial(swap, context, shape, Path(name)), needs_cuda=True, seconds=10)
+    for shape in published.shapes(context, NAMES):
+        context.measure(f"warm {shape.name}", partial(swap, context, shape), needs_cuda=True, seconds=10)
     factor = context.report.number(f"warm {HELD}", "factor")
-    context.target(f"warm swap of {HELD} / its bytes at the copy bandwidth", TRANSFER_FACTOR, "x", factor, at_most=True)
+    context.target(f"warm swap of {HELD} / its bytes at the copy bandwidth", FACTOR_BOUND, "x", factor, at_most=True)
 
 
 def minilm(context: Context) -> Row:
@@ -54,9 +51,9 @@ def minilm(context: Context) -> Row:
     }
 
 
-def swap(context: Context, shape: Shape, folder: Path) -> Row:
+def swap(context: Context, shape: Shape) -> Row:
     """Seconds of a resume until its bytes are there, of the first vector after it, of a park, and of plain copies."""
-    model = published.loaded(shape, folder, context)
+    model = published.loaded(shape, context)
     prepared = model.prepare(EncodeWork(["a b c"]))
     size = model.bytes
     pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)

@@ -21,9 +21,10 @@ from shoal.version import VERSION
 C = TypeVar("C")
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+# No slots: CPython 3.12.3 (Ubuntu 24.04's) leaves a generic dataclass of `weakref_slot=True` without one.
+@dataclass(eq=False)
 class PooledChannel(Generic[C]):
-    """A channel and the number of calls in flight on it."""
+    """A channel and the number of calls in flight on it. Can be referenced weakly."""
 
     channel: C
     calls: int = 0
