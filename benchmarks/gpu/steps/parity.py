@@ -8,7 +8,10 @@ those of the eager forward, within the bound of the sampled checks, for all fami
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -38,6 +41,7 @@ FLOAT32_BOUNDS: Final = {64: 1e-5, 256: 1e-4}
 """By hidden size. 1e-5 as in tests/parity; wide random weights amplify rounding, on a CPU to 3.2e-5 (electra)."""
 BFLOAT16_TIMES: Final = 3.0
 LEAST_COSINE: Final = 0.999
+PROCESSES: Final = 6
 TINY: Final = ("bert", "modernbert", "qwen3", "gemma3_text")
 SHAPES: Final = ((64, 4, 2), (256, 4, 2))
 """hidden, heads, layers: heads of 16 and of 64."""
@@ -47,9 +51,17 @@ Ids = list[np.typing.NDArray[np.int32]]
 
 def run(context: Context) -> None:
     kinds = TINY if context.is_tiny else tuple(RECIPES)
-    for hidden, heads, layers in SHAPES[: 1 if context.is_tiny else None]:
-        for kind in kinds:
-            context.measure(f"{kind} hidden {hidden}", partial(family, context, kind, hidden, heads, layers), seconds=3)
+    # Most of a row's time is the compiler's, which keeps one core busy.
+    processes = max(1, min(PROCESSES, len(os.sched_getaffinity(0)) // 2))
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        pending = {
+            f"{kind} hidden {hidden}": pool.submit(family, context.device, kind, hidden, heads, layers)
+            for hidden, heads, layers in SHAPES[: 1 if context.is_tiny else None]
+            for kind in kinds
+        }
+        for what, row in pending.items():
+            context.measure(what, partial(row.result, max(0.0, context.seconds_left)), seconds=3)
+        pool.shutdown(cancel_futures=True)
     context.measure("all-MiniLM-L6-v2", lambda: minilm(context), seconds=5)
     rows = [row for row in context.report.rows if "is_right" in row or "error" in row]
     wrong = sum(row.get("is_right") is not True for row in rows)
@@ -58,7 +70,7 @@ def run(context: Context) -> None:
         context.note(f"not right: {', '.join(str(row['what']) for row in rows if row.get('is_right') is not True)}")
 
 
-def family(context: Context, kind: str, hidden: int, heads: int, layers: int) -> Row:
+def family(device: torch.device, kind: str, hidden: int, heads: int, layers: int) -> Row:
     """The largest errors, relative to the largest value of each sequence, and whether they are within their bounds."""
     if (known := RECIPES[kind].like or kind) not in transformers.CONFIG_MAPPING:
         raise NotHere(f"transformers {transformers.__version__} has no {known}")
@@ -68,13 +80,13 @@ def family(context: Context, kind: str, hidden: int, heads: int, layers: int) ->
         directory = write_checkpoint(kind, Path(name), hidden=hidden, heads=heads, layers=layers)
         reference = random_model(kind, hidden=hidden, heads=heads, layers=layers)
         exact = states_of(reference, ids, torch.device("cpu"))
-        own = worst(states_of(reference.to(device=context.device, dtype=torch.bfloat16), ids, context.device), exact)
-        single = encoder_of(directory, torch.float32, context.device)
-        found = own_states(single, ids, context.device)
-        alone = [own_states(single, [one], context.device)[0] for one in ids]
-        narrow = encoder_of(directory, torch.bfloat16, context.device)
-        half = worst(own_states(narrow, ids, context.device), exact)
-        replayed = {f"graph_{str(one.dtype).removeprefix('torch.')}": graph(one, context.device) for one in (single, narrow)}
+        own = worst(states_of(reference.to(device=device, dtype=torch.bfloat16), ids, device), exact)
+        single = encoder_of(directory, torch.float32, device)
+        found = own_states(single, ids, device)
+        alone = [own_states(single, [one], device)[0] for one in ids]
+        narrow = encoder_of(directory, torch.bfloat16, device)
+        half = worst(own_states(narrow, ids, device), exact)
+        replayed = {f"graph_{str(one.dtype).removeprefix('torch.')}": graph(one, device) for one in (single, narrow)}
     errors = {"float32": worst(found, exact), "alone": worst(found, alone), "bfloat16": half, "transformers_bfloat16": own}
     right = max(errors["float32"], errors["alone"]) <= FLOAT32_BOUNDS[hidden] and half < BFLOAT16_TIMES * own
     return {**errors, **replayed, "is_right": right and all("wrong" not in one for one in replayed.values())}

@@ -130,6 +130,9 @@ def _cpu(settings: Settings, device: torch.device, dtype: torch.dtype) -> Device
 
 def _accelerator(settings: Settings, device: torch.device, dtype: torch.dtype) -> Device:
     total = torch.cuda.get_device_properties(device).total_memory
+    if settings.memory_bytes:
+        # Beside other processes on the device the budget is a promise: torch must free its caches rather than grow beyond it.
+        torch.cuda.set_per_process_memory_fraction(min(1.0, settings.memory_bytes / _ACCELERATOR_SHARE / total), device)
     return Device(
         name=torch.cuda.get_device_name(device),
         memory_bytes=settings.memory_bytes or int((total - _ACCELERATOR_RESERVE) * _ACCELERATOR_SHARE),
