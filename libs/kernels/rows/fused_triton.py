@@ -1,6 +1,6 @@
 """The operations between the matrix products of a layer, each fused into one launch, in Triton.
 
-Called by `norms.py`, `rope.py`, `gated.py` and `segments.py`, which define them, for CUDA tensors. All arithmetic is float32.
+Called by `norms.py`, `gated.py` and `segments.py`, which define them, for CUDA tensors. All arithmetic is float32.
 """
 
 from __future__ import annotations
@@ -81,54 +81,6 @@ def _norm(
     if BIASED:
         y += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(normed_ptr + row * size + column, y.to(normed_ptr.dtype.element_ty), mask=inside)
-
-
-def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the first 2 x pairs dimensions of heads in place. x: [tokens, heads, dim], any strides; cos, sin: [tokens, pairs]."""
-    tokens, heads, _ = x.shape
-    pairs = cos.shape[1]
-    _rotate[(tokens,)](
-        x,
-        cos,
-        sin,
-        x.stride(0),
-        x.stride(1),
-        x.stride(2),
-        heads,
-        pairs,
-        HEADS=triton.next_power_of_2(heads),
-        PAIRS=triton.next_power_of_2(pairs),
-        num_warps=4,
-    )
-    return x
-
-
-@triton.jit
-def _rotate(
-    x_ptr: tl.tensor,
-    cos_ptr: tl.tensor,
-    sin_ptr: tl.tensor,
-    x_row: int,
-    x_head: int,
-    x_column: int,
-    heads: int,
-    pairs: int,
-    HEADS: tl.constexpr,
-    PAIRS: tl.constexpr,
-) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.arange(0, HEADS)
-    pair = tl.arange(0, PAIRS)
-    inside = pair < pairs
-    cos = tl.load(cos_ptr + row * pairs + pair, mask=inside, other=0.0)[None, :]
-    sin = tl.load(sin_ptr + row * pairs + pair, mask=inside, other=0.0)[None, :]
-    low = x_ptr + row * x_row + head[:, None] * x_head + pair[None, :] * x_column
-    high = low + pairs * x_column
-    mask = (head < heads)[:, None] & inside[None, :]
-    a = tl.load(low, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(high, mask=mask, other=0.0).to(tl.float32)
-    tl.store(low, (a * cos - b * sin).to(x_ptr.dtype.element_ty), mask=mask)
-    tl.store(high, (b * cos + a * sin).to(x_ptr.dtype.element_ty), mask=mask)
 
 
 def gate_up(x: Tensor, activation: str, *, gate_last: bool) -> Tensor:

@@ -22,7 +22,7 @@ from libs.kernels.native import layer as native_layer
 from libs.kernels.native.library import native
 from libs.kernels.rows.gated import gate_up
 from libs.kernels.rows.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
-from libs.kernels.rows.rope import angles, rotate
+from libs.kernels.rows.rope import HeadNorms, angles, norm_rotate, rotate
 from libs.kernels.triton_here import has_triton
 from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.delta import Chunks
@@ -85,8 +85,9 @@ class Attention(nn.Module):
         self.parts = (spec.heads, spec.shared, spec.shared)
         self.qkv = PackedLinear(spec.hidden, sum(self.parts) * size, bias=spec.qkv_bias, slots=[part * size for part in self.parts])
         self.out = PackedLinear(spec.heads * size, spec.hidden, bias=spec.out_bias)
-        self.q_norm = Norm(spec, size) if spec.qk_norm else None
-        self.k_norm = Norm(spec, size) if spec.qk_norm else None
+        rms = replace(spec, norm_kind="rms")
+        self.q_norm = Norm(rms, size) if spec.qk_norm else None
+        self.k_norm = Norm(rms, size) if spec.qk_norm else None
         self.head_size = size
         self.scale = size**-0.5 if spec.scale is None else spec.scale
         self.causal, self.window, self.rope, self.softcap = spec.causal, layer.window, layer.rope, spec.softcap
@@ -113,16 +114,16 @@ class Attention(nn.Module):
     def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
         """[tokens, hidden] -> queries [tokens, heads, head_size], keys and values [tokens, kv_heads, head_size]"""
         fused = self.qkv.forward(x).view(-1, sum(self.parts), self.head_size)
-        q, k, v = fused.split_with_sizes(self.parts, dim=1)
+        # Queries and keys are adjacent in the fused projection, which may be changed in place: nothing else reads it.
+        both, v = fused.split_with_sizes((sum(self.parts[:2]), self.parts[2]), dim=1)
+        rotation = None if self.rope is None else shared.rotations[self.rope]
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm.forward(q), self.k_norm.forward(k)
-            if self.rope is not None:
-                cos, sin = shared.rotations[self.rope]
-                q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        elif self.rope is not None:
-            # Queries and keys are adjacent in the fused projection, which may be rotated in place: nothing else reads it.
-            q, k = rotate(fused[:, : sum(self.parts[:2])], *shared.rotations[self.rope]).split_with_sizes(self.parts[:2], dim=1)
+            return *norm_rotate(both, self._head_norms(self.q_norm, self.k_norm), rotation), v
+        q, k = (both if rotation is None else rotate(both, *rotation)).split_with_sizes(self.parts[:2], dim=1)
         return q, k, v
+
+    def _head_norms(self, q_norm: Norm, k_norm: Norm) -> HeadNorms:
+        return HeadNorms(q_norm.weight, k_norm.weight, self.parts[0], q_norm.eps, q_norm.shift)
 
 
 class FeedForward(nn.Module):
@@ -363,6 +364,7 @@ class PackedEncoder(nn.Module):
         self._frequencies: dict[Rope, Tensor] = {}
         self._long: dict[Rope, Tensor] = {}
         self._axes: dict[Rope, Tensor] = {}
+        self._together: Tensor | None = None  # the frequencies of all rotations of plain positions with one factor, end to end
         # Kernels place a single query at the end of its keys, so masks and biases by distance would be wrong for a first token.
         plain = bool(spec.layers) and not spec.causal and spec.layers[-1].window is None and relative is None
         self._short: tuple[Rows, ...] = ("first", "last") if plain else ("last",) if spec.layers else ()
@@ -372,6 +374,8 @@ class PackedEncoder(nn.Module):
         self._frequencies = {rope: self._on_device(rope.frequencies) for rope in self._ropes}
         self._long = {rope: self._on_device(rope.long) for rope in self._ropes if rope.long}
         self._axes = {rope: torch.tensor(rope.axes, device=self.device) for rope in self._ropes if rope.axes}
+        is_plain = len({rope.factor for rope in self._ropes}) == 1 and not self._long and not self._axes
+        self._together = torch.cat(list(self._frequencies.values())) if is_plain else None
 
     def _on_device(self, numbers: tuple[float, ...]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.float32, device=self.device)
@@ -429,7 +433,7 @@ class PackedEncoder(nn.Module):
     def shared(self, batch: Packed) -> Shared:
         """What all layers of a forward share."""
         return Shared(
-            rotations={rope: self._rotation(rope, batch) for rope in self._ropes},
+            rotations=self._rotations(batch),
             bias=None if self.relative is None else self.relative.table,
             chunks=Chunks.of(batch.lengths, self.device) if self.recurrent else None,
         )
@@ -441,6 +445,15 @@ class PackedEncoder(nn.Module):
         if batch.given is None or number >= len(batch.given.deeper):
             return x
         return x.index_add(0, batch.given.places, batch.given.deeper[number].to(x.dtype))
+
+    def _rotations(self, batch: Packed) -> dict[Rope, Rotation]:
+        if self._together is None or not has_triton(batch.positions):
+            return {rope: self._rotation(rope, batch) for rope in self._ropes}
+        # One launch for all of them; the kernels that rotate take slices of its rows.
+        cos, sin = angles(batch.positions, self._together, self._ropes[0].factor)
+        pairs = [len(rope.frequencies) for rope in self._ropes]
+        parts = zip(cos.split_with_sizes(pairs, dim=1), sin.split_with_sizes(pairs, dim=1), strict=True)
+        return dict(zip(self._ropes, parts, strict=True))
 
     def _rotation(self, rope: Rope, batch: Packed) -> Rotation:
         if batch.axes is None or not rope.axes:
