@@ -1,64 +1,148 @@
-"""Compiles every Triton kernel for NVIDIA GPUs, which needs no GPU; run by `test_compiling.py` in a process of its own, since in
-the tests' own process Triton interprets.
+"""Compiles every Triton kernel for NVIDIA GPUs in the variants that are launched, which needs no GPU; run by `test_compiling.py` in
+a process of its own, since in the tests' own process Triton interprets.
+
+The functions that launch kernels are called with tensors of the meta device, in the shapes of published models. Prints a line of
+JSON for each variant.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
+import re
+import subprocess
 import sys
-from typing import Any
+import tempfile
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from libs.kernels.attention import varlen_triton
-from libs.kernels.rows import fused_triton
+from libs.kernels.layout import Layout
+from libs.kernels.rows import fused_triton, rope_triton
+from libs.kernels.rows.rope import HeadNorms
+from tests.support.triton_launches import Launch, recorded_launches
 
-FLOATS = ("scale", "softcap", "eps", "shift")
-HEAD_SIZES = (128, 256)
 # Bytes of shared memory that a block may have, by compute capability (CUDA C++ Programming Guide, technical specifications).
-SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
+SHARED_BYTES: Final = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+TOKENS: Final = 100
 
 
-def compile_kernel(kernel: Any, pointers: str, constants: dict[str, int | bool], capability: int) -> None:
-    """`pointers`: the type of all pointers but those to offsets. `capability`: of the GPU, as 90 for 9.0."""
+def of(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """A tensor without values."""
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def attention() -> None:
+    """T5, MPNet and ALiBi (a bias alone), Gemma 2 (soft-capped, causal, windowed), float32, all masks together, and the widest
+    heads."""
+    layout = Layout.of((TOKENS,), (TOKENS,), "meta")
+    sights = ((False, None, True, None), (True, None, False, 50.0), (True, 5, False, 50.0), (False, 5, False, None), (True, 5, True, 50.0))
+    for dtype, size, (causal, window, biased, softcap) in product((torch.bfloat16, torch.float32), (64, 80, 128, 256), sights):
+        q, k, v = of(TOKENS, 18, size, dtype=dtype).split_with_sizes((14, 2, 2), dim=1)
+        bias = of(14, 2 * TOKENS + 1, dtype=dtype) if biased else None
+        varlen_triton.attend(q, k, v, layout, 0.1, causal, window, bias, softcap)
+
+
+def rows() -> None:
+    """Norms of BERT, ModernBERT, Qwen3 and Gemma 3, also of narrow rows; gated activations; reductions."""
+    for dtype, size, rms, is_biased in (
+        (torch.bfloat16, 1024, False, True),
+        (torch.bfloat16, 768, False, False),
+        (torch.bfloat16, 1024, True, False),
+        (torch.float32, 384, False, True),
+        (torch.bfloat16, 64, True, False),
+        (torch.bfloat16, 5120, True, False),
+    ):
+        x, weight = of(TOKENS, size, dtype=dtype), of(size, dtype=dtype)
+        bias = of(size, dtype=dtype) if is_biased else None
+        fused_triton.norm(x, weight, bias, 1e-5, rms=rms)
+        for fused in (fused_triton.add_norm, fused_triton.norm_of_sum, fused_triton.norm_plus):
+            fused(x, x, weight, bias, 1e-5, rms=rms)
+    for activation, gate_last in product(("gelu", "gelu_tanh", "relu", "silu"), (False, True)):
+        fused_triton.gate_up(of(TOKENS, 2 * 1152), activation, gate_last=gate_last)
+    for how, dtype in product(("mean", "sum", "max"), (torch.bfloat16, torch.float32)):
+        fused_triton.reduce(of(TOKENS, 768, dtype=dtype), of(2, dtype=torch.int32), how)
+
+
+# Query heads, key heads, head size, pairs, whether heads are normalised.
+ROTATIONS: Final = (
+    (12, 12, 64, 32, False),  # ModernBERT-base, nomic-embed
+    (14, 2, 64, 32, False),  # Qwen2.5-0.5B
+    (16, 8, 128, 64, True),  # Qwen3-0.6B
+    (32, 8, 128, 64, True),  # Qwen3-4B
+    (3, 1, 256, 128, True),  # EmbeddingGemma-300M
+    (32, 8, 96, 48, False),  # Phi-3
+    (32, 4, 128, 32, True),  # a part of each head
+)
+
+
+def rotations() -> None:
+    for dtype, (queries, keys, size, pairs, is_normed) in product((torch.bfloat16, torch.float32), ROTATIONS):
+        both = of(TOKENS, queries + 2 * keys, size, dtype=dtype)[:, : queries + keys]
+        norms = HeadNorms(of(size, dtype=dtype), of(size, dtype=dtype), queries, 1e-6, 0.0) if is_normed else None
+        cos, sin = rope_triton.angles(of(TOKENS, dtype=torch.int32), of(pairs, dtype=torch.float32), 1.0)
+        rope_triton.norm_rotate_(both, (cos, sin), norms)
+    rope_triton.norm_rotate_(of(TOKENS, 6, 64), None, HeadNorms(of(64), of(64), 4, 1e-6, 0.0))
+    for dtype in (torch.int32, torch.float32):
+        rope_triton.angles(of(TOKENS, 32, dtype=dtype), of(32, dtype=torch.float32), 1.0)
+    rope_triton.angles(of(TOKENS, dtype=torch.int32), of(TOKENS, 32, dtype=torch.float32), 1.0)
+
+
+VARIANTS: Final = (attention, rows, rotations)
+
+
+def compile_launch(launch: Launch, capability: int) -> dict[str, Any]:
+    """The variant's name, its shared memory, registers a thread and bytes of spilled registers. `capability`: as 90 for 9.0."""
     compiler = importlib.import_module("triton.compiler")
     backends = importlib.import_module("triton.backends.compiler")
-    names = list(kernel.arg_names)
-    signature = {name: _type(name, pointers, constants) for name in names}
-    source = compiler.ASTSource(kernel, signature, constexprs={(names.index(name),): value for name, value in constants.items()})
-    compiled = compiler.compile(source, target=backends.GPUTarget("cuda", capability, 32), options={"num_warps": 4})
-    assert "ptx" in compiled.asm
-    assert compiled.metadata.shared <= SHARED_BYTES[capability], f"{kernel.__name__} {constants}: {compiled.metadata.shared} bytes"
-    print(kernel.__name__)
+    places = {name: (place,) for place, name in enumerate(launch.kernel.arg_names)}
+    source = compiler.ASTSource(
+        launch.kernel,
+        dict(launch.signature),
+        constexprs={places[name]: value for name, value in launch.constants},
+        attrs={places[name]: [["tt.divisibility", 16]] for name in launch.aligned},
+    )
+    compiled = compiler.compile(source, target=backends.GPUTarget("cuda", capability, 32), options=dict(launch.options))
+    assert compiled.metadata.shared <= SHARED_BYTES[capability], f"{launch}: {compiled.metadata.shared} bytes"
+    return {
+        "kernel": launch.name,
+        "constants": dict(launch.constants),
+        "pointers": sorted({kind for _, kind in launch.signature if kind.startswith("*")}),
+        "warps": dict(launch.options).get("num_warps"),
+        "shared": compiled.metadata.shared,
+        "widest": _widest(compiled.asm["ptx"]),
+        **_resources(compiled.asm["cubin"], capability),
+    }
 
 
-def _type(name: str, pointers: str, constants: dict[str, int | bool]) -> str:
-    if name in constants:
-        return "constexpr"
-    if name.endswith("_ptr"):
-        return {"cu_": "*i32", "cos": "*fp32", "sin": "*fp32"}.get(name[:3], pointers)
-    return "fp32" if name in FLOATS else "i32"
+def _widest(ptx: str) -> int:
+    """Bytes of the widest load from the device's memory."""
+    found = re.findall(r"ld\.global[^ ]*?(?:\.v(\d))?\.b(\d+)", ptx)
+    return max(int(count or 1) * int(bits) // 8 for count, bits in found)
+
+
+def _resources(cubin: bytes, capability: int) -> dict[str, int]:
+    """Registers, and bytes of stack, which hold spilled registers and the tables of large sines."""
+    folder = Path(importlib.import_module("triton").__file__).parent / "backends/nvidia/bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([folder / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True, check=False)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout + done.stderr)
+    assert found is not None, f"{done.stdout}{done.stderr}"
+    return {"registers": int(found[1]), "stack": int(found[2])}
 
 
 def compile_all(capability: int) -> None:
-    """Every kernel, in all variants that differ in more than sizes. Prints the name of each."""
-
-    def of(kernel: Any, constants: dict[str, int | bool]) -> None:
-        compile_kernel(kernel, "*bf16", constants, capability)
-
-    sight = {"CAUSAL": True, "WINDOWED": True, "BIASED": True, "CAPPED": True}
-    for dtype, pointers in ((torch.bfloat16, "*bf16"), (torch.float32, "*fp32")):
-        for size in HEAD_SIZES:
-            tile, padded = varlen_triton.tiles(dtype, size)
-            shape = {"ROWS": tile, "KEYS": tile, "SIZE": padded}
-            compile_kernel(varlen_triton._attend, pointers, {"GROUP": 7, **sight, **shape}, capability)
-    of(fused_triton._norm, {"ADD": True, "RMS": False, "BIASED": True, "COLUMNS": 1024})
-    of(fused_triton._norm, {"ADD": False, "RMS": True, "BIASED": False, "COLUMNS": 64})
-    of(fused_triton._rotate, {"HEADS": 16, "PAIRS": 32})
-    for activation in range(4):
-        of(fused_triton._gate_up, {"ACTIVATION": activation, "COLUMNS": 1024})
-    for how in range(3):
-        of(fused_triton._reduce, {"HOW": how, "ROWS": 32, "COLUMNS": 64})
+    with recorded_launches() as launches:
+        for variants in VARIANTS:
+            variants()
+    for launch in dict.fromkeys(launches):
+        print(json.dumps(compile_launch(launch, capability)), flush=True)
 
 
 if __name__ == "__main__":

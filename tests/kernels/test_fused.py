@@ -21,6 +21,8 @@ from tests.support.device import no_synchronization
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TYPES = [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)]
 
+NORMS = [(False, True, 0.0), (False, False, 0.0), (True, False, 0.0), (True, False, 1.0)]
+
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 
 
@@ -46,9 +48,7 @@ def normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, rms: b
 
 
 @pytest.mark.parametrize(("dtype", "bound"), TYPES)
-@pytest.mark.parametrize(
-    ("rms", "biased", "shift"), [(False, True, 0.0), (False, False, 0.0), (True, False, 0.0), (True, False, 1.0)]
-)
+@pytest.mark.parametrize(("rms", "biased", "shift"), NORMS)
 def test_norms_after_a_residual_add(
     rms: bool, biased: bool, shift: float, dtype: torch.dtype, bound: float, fused: ModuleType
 ) -> None:
@@ -60,11 +60,36 @@ def test_norms_after_a_residual_add(
         plain = norms.add_rms_norm(x, residual, weight, 1e-5, shift=shift)
     else:
         plain = norms.add_layer_norm(x, residual, weight, bias, 1e-5)
-    x, residual, weight = x.to(DEVICE), residual.to(DEVICE), weight.to(DEVICE)
-    triton = fused.norm(x, residual, weight, None if bias is None else bias.to(DEVICE), 1e-5, rms=rms, shift=shift)
+    given = x.to(DEVICE), residual.to(DEVICE), weight.to(DEVICE), None if bias is None else bias.to(DEVICE), 1e-5
+    triton = fused.add_norm(*given, rms=rms, shift=shift)
     for got_total, got in (plain, triton):
         assert got.dtype is got_total.dtype is dtype
         assert_close(got_total, total.double(), bound)
+        assert_close(got, wanted, 2 * bound)
+    exact = normed(x.double() + residual.double(), weight.double(), None if bias is None else bias.double(), 1e-5, rms=rms, shift=shift)
+    assert_close(fused.norm_of_sum(*given, rms=rms, shift=shift), exact, 2 * bound)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), TYPES)
+@pytest.mark.parametrize(("rms", "biased", "shift"), NORMS)
+@pytest.mark.parametrize("size", [40, 600])
+def test_norms_before_a_residual_add(
+    size: int, rms: bool, biased: bool, shift: float, dtype: torch.dtype, bound: float, fused: ModuleType
+) -> None:
+    """Several rows a program, of which the last has fewer; and one row a program."""
+    x, residual = random(29, size, dtype=dtype), random(29, size + 1, dtype=dtype)[:, :size]
+    weight, bias = random(size, dtype=dtype), random(1, size, dtype=dtype)[0] if biased else None
+    wanted = residual.double() + normed(
+        x.double(), weight.double(), None if bias is None else bias.double(), 1e-5, rms=rms, shift=shift
+    )
+    if rms:
+        plain = norms.rms_norm_plus(x, residual, weight, 1e-5, shift=shift)
+    else:
+        plain = norms.layer_norm_plus(x, residual, weight, bias, 1e-5)
+    given = x.to(DEVICE), residual.to(DEVICE), weight.to(DEVICE), None if bias is None else bias.to(DEVICE), 1e-5
+    triton = fused.norm_plus(*given, rms=rms, shift=shift)
+    for got in (plain, triton):
+        assert got.dtype is dtype
         assert_close(got, wanted, 2 * bound)
 
 
@@ -74,7 +99,7 @@ def test_rms_norm_of_each_head(shift: float, fused: ModuleType) -> None:
     x, weight = random(6, 5, 16)[:, 1:4], random(16)
     wanted = normed(x.double(), weight.double(), None, 1e-6, rms=True, shift=shift)
     assert_close(norms.rms_norm(x, weight, 1e-6, shift=shift), wanted, 2e-6)
-    _, got = fused.norm(x.to(DEVICE), None, weight.to(DEVICE), None, 1e-6, rms=True, shift=shift)
+    got = fused.norm(x.to(DEVICE), weight.to(DEVICE), None, 1e-6, rms=True, shift=shift)
     assert got.shape == x.shape
     assert_close(got, wanted, 2e-6)
 

@@ -91,8 +91,9 @@ class PackedLinear(nn.Module):
             return self.quantised.forward(x)
         return _linear(x, self.weight, self.bias) if self.packed is None else _pointwise(x, self.packed, self.bias, "none")
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The linear's result plus `residual` [rows, outputs]."""
+    def add(self, x: Tensor, residual: Tensor, *, overwrite: bool = False) -> Tensor:
+        """The linear's result plus `residual` [rows, outputs]. `overwrite`: the result may take the residual's memory, which on CUDA
+        saves a copy of it."""
         if self.activation != "none" or (self.delta is not None and self.delta.scales):
             return self.forward(x) + residual
         if self.packed is not None:
@@ -100,7 +101,8 @@ class PackedLinear(nn.Module):
         elif self.quantised is not None:
             y = self.quantised.forward(x, residual=residual)
         elif self.bias is None and self.weight.dtype == x.dtype and not must_widen(x):
-            y = torch.addmm(residual, x, self.weight.T)
+            is_free = overwrite and residual.device.type != "cpu" and residual.dtype == x.dtype
+            y = residual.addmm_(x, self.weight.T) if is_free else torch.addmm(residual, x, self.weight.T)
         else:
             y = _linear(x, self.weight, self.bias) + residual
         return y if self.delta is None else self.delta.add_to(y, x)

@@ -5,6 +5,8 @@ Called by `norms.py`, `gated.py` and `segments.py`, which define them, for CUDA 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import triton
 import triton.language as tl
@@ -13,19 +15,56 @@ from torch import Tensor
 _ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}
 _REDUCTIONS = {"mean": 0, "sum": 1, "max": 2}
 
+MIN_ELEMENTS = 512
+"""Numbers that a program normalises at least: rows of heads are too short to occupy one each."""
 
-def norm(
-    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, *, rms: bool, shift: float = 0.0
+
+def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, rms: bool, shift: float = 0.0) -> Tensor:
+    """The norm of x over the last axis."""
+    return _launch_norm(x, None, weight, bias, eps, rms, shift, "none")[1]
+
+
+def add_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, rms: bool, shift: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """(x + residual, its norm over the last axis); without a residual the first is x itself."""
+    """(x + residual, its norm over the last axis)"""
+    return _launch_norm(x, residual, weight, bias, eps, rms, shift, "stored")
+
+
+def norm_of_sum(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, rms: bool, shift: float = 0.0
+) -> Tensor:
+    """The norm of x + residual, without storing the sum."""
+    return _launch_norm(x, residual, weight, bias, eps, rms, shift, "summed")[1]
+
+
+def norm_plus(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, rms: bool, shift: float = 0.0
+) -> Tensor:
+    """residual + the norm of x"""
+    return _launch_norm(x, residual, weight, bias, eps, rms, shift, "after")[1]
+
+
+def _launch_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    rms: bool,
+    shift: float,
+    residual_is: Literal["none", "stored", "summed", "after"],
+) -> tuple[Tensor, Tensor]:
+    """`residual_is`: added before the norm, and the sum stored or not; or added after the norm. Returns (sum, result)."""
     rows = x.reshape(-1, x.shape[-1])
     size = rows.shape[1]
-    total = x if residual is None else torch.empty_like(x, memory_format=torch.contiguous_format)
     normed = torch.empty_like(x, memory_format=torch.contiguous_format)
+    total = torch.empty_like(normed) if residual_is == "stored" else normed
     added = rows if residual is None else residual.reshape(-1, size)
     rows, added = (t if t.stride(1) == 1 else t.contiguous() for t in (rows, added))
     columns = triton.next_power_of_2(size)
-    _norm[(rows.shape[0],)](
+    block = max(1, MIN_ELEMENTS // columns)
+    _norm[(triton.cdiv(rows.shape[0], block),)](
         rows,
         added,
         weight,
@@ -34,19 +73,23 @@ def norm(
         normed,
         rows.stride(0),
         added.stride(0),
+        rows.shape[0],
         size,
         eps,
         shift,
-        ADD=residual is not None,
+        ADD=residual_is in ("stored", "summed"),
+        STORE=residual_is == "stored",
+        PLUS=residual_is == "after",
         RMS=rms,
         BIASED=bias is not None,
+        ROWS=block,
         COLUMNS=columns,
-        num_warps=min(8, max(1, columns // 256)),
+        num_warps=min(8, max(1, block * columns // 256)),
     )
     return total, normed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _norm(
     x_ptr: tl.tensor,
     residual_ptr: tl.tensor,
@@ -56,30 +99,38 @@ def _norm(
     normed_ptr: tl.tensor,
     x_row: int,
     residual_row: int,
+    rows: int,
     size: int,
     eps: float,
     shift: float,
     ADD: tl.constexpr,
+    STORE: tl.constexpr,
+    PLUS: tl.constexpr,
     RMS: tl.constexpr,
     BIASED: tl.constexpr,
+    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, COLUMNS)
-    inside = column < size
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    column = tl.arange(0, COLUMNS)[None, :]
+    is_column = column < size
+    inside = is_column & (row < rows)
     x = tl.load(x_ptr + row * x_row + column, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         x += tl.load(residual_ptr + row * residual_row + column, mask=inside, other=0.0).to(tl.float32)
+    if STORE:
         total = x.to(total_ptr.dtype.element_ty)
         tl.store(total_ptr + row * size + column, total, mask=inside)
         # The norm is computed from the sum as stored, rounded to its type.
         x = total.to(tl.float32)
     if not RMS:
-        x = tl.where(inside, x - tl.sum(x, 0) / size, 0.0)
-    y = x * tl.rsqrt(tl.sum(x * x, 0) / size + eps)
-    y *= tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32) + shift
+        x = tl.where(inside, x - (tl.sum(x, 1) / size)[:, None], 0.0)
+    y = x * tl.rsqrt(tl.sum(x * x, 1) / size + eps)[:, None]
+    y *= tl.load(weight_ptr + column, mask=is_column, other=0.0).to(tl.float32) + shift
     if BIASED:
-        y += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        y += tl.load(bias_ptr + column, mask=is_column, other=0.0).to(tl.float32)
+    if PLUS:
+        y += tl.load(residual_ptr + row * residual_row + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(normed_ptr + row * size + column, y.to(normed_ptr.dtype.element_ty), mask=inside)
 
 

@@ -24,7 +24,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, shift: float = 0.0) -> Te
     if has_triton(x):
         from libs.kernels.rows import fused_triton
 
-        return fused_triton.norm(x, None, weight, None, eps, rms=True, shift=shift)[1]
+        return fused_triton.norm(x, weight, None, eps, rms=True, shift=shift)
     done = native.norm(x, weight, None, eps, rms=True, shift=shift)
     if done is not None:
         return done
@@ -38,7 +38,7 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | N
     if has_triton(x):
         from libs.kernels.rows import fused_triton
 
-        return fused_triton.norm(x, residual, weight, bias, eps, rms=False)
+        return fused_triton.add_norm(x, residual, weight, bias, eps, rms=False)
     total = x + residual
     return total, layer_norm(total, weight, bias, eps)
 
@@ -48,6 +48,42 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, shi
     if has_triton(x):
         from libs.kernels.rows import fused_triton
 
-        return fused_triton.norm(x, residual, weight, None, eps, rms=True, shift=shift)
+        return fused_triton.add_norm(x, residual, weight, None, eps, rms=True, shift=shift)
     total = x + residual
     return total, rms_norm(total, weight, eps, shift=shift)
+
+
+def layer_norm_of_sum(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """The LayerNorm of x + residual alone: on CUDA the sum is not stored."""
+    if has_triton(x):
+        from libs.kernels.rows import fused_triton
+
+        return fused_triton.norm_of_sum(x, residual, weight, bias, eps, rms=False)
+    return layer_norm(x + residual, weight, bias, eps)
+
+
+def rms_norm_of_sum(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, shift: float = 0.0) -> Tensor:
+    """The RMSNorm of x + residual alone: on CUDA the sum is not stored."""
+    if has_triton(x):
+        from libs.kernels.rows import fused_triton
+
+        return fused_triton.norm_of_sum(x, residual, weight, None, eps, rms=True, shift=shift)
+    return rms_norm(x + residual, weight, eps, shift=shift)
+
+
+def layer_norm_plus(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """residual + the LayerNorm of x; x, residual: [..., size]."""
+    if has_triton(x):
+        from libs.kernels.rows import fused_triton
+
+        return fused_triton.norm_plus(x, residual, weight, bias, eps, rms=False)
+    return residual + layer_norm(x, weight, bias, eps)
+
+
+def rms_norm_plus(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, shift: float = 0.0) -> Tensor:
+    """residual + the RMSNorm of x; x, residual: [..., size]."""
+    if has_triton(x):
+        from libs.kernels.rows import fused_triton
+
+        return fused_triton.norm_plus(x, residual, weight, None, eps, rms=True, shift=shift)
+    return residual + rms_norm(x, weight, eps, shift=shift)

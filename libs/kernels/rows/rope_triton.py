@@ -12,8 +12,8 @@ from torch import Tensor
 
 from libs.kernels.rows.rope import HeadNorms
 
-MAX_ELEMENTS = 2048
-"""Pairs of all heads of a program: at 16 pairs a thread and 128 threads, registers do not spill."""
+MAX_ELEMENTS = 4096
+"""Numbers that a program holds at a time: at 32 a thread and 128 threads, registers do not spill."""
 
 
 def angles(positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
@@ -76,8 +76,10 @@ def norm_rotate_(x: Tensor, rotation: tuple[Tensor, Tensor] | None, norms: HeadN
     tokens, heads, size = x.shape
     pairs = size // 2 if rotation is None else rotation[0].shape[1]
     rest = size - 2 * pairs if norms is not None else 0
-    padded = triton.next_power_of_2(pairs)
-    block = min(triton.next_power_of_2(heads), max(1, MAX_ELEMENTS // padded))
+    padded, padded_rest = triton.next_power_of_2(pairs), triton.next_power_of_2(rest) if rest else 0
+    width = 2 * padded + padded_rest
+    # A power of two, as all sizes of blocks in Triton.
+    block = min(triton.next_power_of_2(heads), max(1, MAX_ELEMENTS // triton.next_power_of_2(width)))
     cos, sin = (x, x) if rotation is None else rotation
     if x.stride(2) != 1 or cos.stride(-1) != 1 or sin.stride() != cos.stride():
         raise ValueError(f"rotation needs rows without gaps: strides are {x.stride()}, {cos.stride()} and {sin.stride()}")
@@ -100,8 +102,8 @@ def norm_rotate_(x: Tensor, rotation: tuple[Tensor, Tensor] | None, norms: HeadN
         ROTATE=rotation is not None,
         HEADS=block,
         PAIRS=padded,
-        REST=triton.next_power_of_2(rest) if rest else 0,
-        num_warps=min(4, max(1, block * padded // 512)),
+        REST=padded_rest,
+        num_warps=min(4, max(1, block * width // 1024)),
     )
     return x
 

@@ -12,7 +12,17 @@ from libs.kernels.attention.varlen import varlen_attention
 from libs.kernels.layout import Layout
 from libs.kernels.linear.packed import PackedLinear
 from libs.models.layers.embeddings import InputLayer, Table
-from libs.models.layers.encoder import Attention, AttentionType, Layer, Norm, PackedEncoder, PositionBias, Shared, add_and_norm
+from libs.models.layers.encoder import (
+    Attention,
+    AttentionType,
+    Layer,
+    Norm,
+    PackedEncoder,
+    PositionBias,
+    Shared,
+    add_and_norm,
+    norm_of_sum,
+)
 from libs.models.layers.spec import EncoderSpec, LayerSpec
 from libs.models.packed import Packed, Rows
 from libs.models.work import Between, nothing_between
@@ -79,12 +89,12 @@ class PostNormCrossLayer(CrossLayer):
         return x
 
     def after_self(self, x: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.attn.out.add(mixed, x) if self.attn_norm is None else add_and_norm(self.attn.out, self.attn_norm, mixed, x)[1]
+        x = self.attn.out.add(mixed, x) if self.attn_norm is None else norm_of_sum(self.attn.out, self.attn_norm, mixed, x)
         return x, self.queries(x)
 
     def after_cross(self, x: Tensor, mixed: Tensor) -> Tensor:
-        x = add_and_norm(self.cross.out, self.cross_norm, mixed, x)[1]
-        return add_and_norm(self.ffn, self.ffn_norm, x, x)[1]
+        x = norm_of_sum(self.cross.out, self.cross_norm, mixed, x)
+        return norm_of_sum(self.ffn, self.ffn_norm, x, x)
 
 
 class PreNormCrossLayer(CrossLayer):
@@ -96,7 +106,8 @@ class PreNormCrossLayer(CrossLayer):
 
     def after_cross(self, x: Tensor, mixed: Tensor) -> Tensor:
         x, normed = add_and_norm(self.cross.out, self.ffn_norm, mixed, x)
-        return self.ffn.add(normed, x)
+        # The sum was made here, and nothing else reads it.
+        return self.ffn.add(normed, x, overwrite=True)
 
 
 def cross_layer(spec: EncoderSpec, source: int) -> Callable[..., CrossLayer]:

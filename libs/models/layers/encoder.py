@@ -21,7 +21,16 @@ from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.native import layer as native_layer
 from libs.kernels.native.library import native
 from libs.kernels.rows.gated import gate_up
-from libs.kernels.rows.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from libs.kernels.rows.norms import (
+    add_layer_norm,
+    add_rms_norm,
+    layer_norm,
+    layer_norm_of_sum,
+    layer_norm_plus,
+    rms_norm,
+    rms_norm_of_sum,
+    rms_norm_plus,
+)
 from libs.kernels.rows.rope import HeadNorms, angles, norm_rotate, rotate
 from libs.kernels.triton_here import has_triton
 from libs.models.layers.activations import FUNCTIONS
@@ -68,6 +77,18 @@ class Norm(nn.Module):
         if self.rms:
             return add_rms_norm(x, residual, self.weight, self.eps, shift=self.shift)
         return add_layer_norm(x, residual, self.weight, self.bias, self.eps)
+
+    def of_sum(self, x: Tensor, residual: Tensor) -> Tensor:
+        """The norm of x + residual, for layers that do not need the sum."""
+        if self.rms:
+            return rms_norm_of_sum(x, residual, self.weight, self.eps, shift=self.shift)
+        return layer_norm_of_sum(x, residual, self.weight, self.bias, self.eps)
+
+    def plus(self, x: Tensor, residual: Tensor) -> Tensor:
+        """residual + the norm of x."""
+        if self.rms:
+            return rms_norm_plus(x, residual, self.weight, self.eps, shift=self.shift)
+        return layer_norm_plus(x, residual, self.weight, self.bias, self.eps)
 
 
 class Attention(nn.Module):
@@ -153,19 +174,31 @@ class FeedForward(nn.Module):
         """With `down`: [rows, hidden] -> [rows, hidden]"""
         return self.down.forward(self.forward(x))
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """`whole` plus `residual`."""
-        return self.down.add(self.forward(x), residual)
+    def add(self, x: Tensor, residual: Tensor, *, overwrite: bool = False) -> Tensor:
+        """`whole` plus `residual`. `overwrite`: as of `PackedLinear.add`."""
+        return self.down.add(self.forward(x), residual, overwrite=overwrite)
 
 
-def add_and_norm(
-    block: PackedLinear | FeedForward | Experts | GatedExperts, norm: Norm, x: Tensor, residual: Tensor
-) -> tuple[Tensor, Tensor]:
+Block = PackedLinear | FeedForward | Experts | GatedExperts
+
+
+def add_and_norm(block: Block, norm: Norm, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
     """block(x) + residual, and its norm: the residual add is fused into the norm's launch, or into the block's matrix product."""
     if has_triton(x):
-        return norm.add(block.forward(x) if isinstance(block, PackedLinear) else block.whole(x), residual)
+        return norm.add(_whole(block, x), residual)
     total = block.add(x, residual)
     return total, norm.forward(total)
+
+
+def norm_of_sum(block: Block, norm: Norm, x: Tensor, residual: Tensor) -> Tensor:
+    """The norm of block(x) + residual, as `add_and_norm` computes it, where the sum itself is not needed."""
+    if has_triton(x):
+        return norm.of_sum(_whole(block, x), residual)
+    return norm.forward(block.add(x, residual))
+
+
+def _whole(block: Block, x: Tensor) -> Tensor:
+    return block.forward(x) if isinstance(block, PackedLinear) else block.whole(x)
 
 
 def _experts(spec: EncoderSpec, count: int) -> Experts | GatedExperts:
@@ -292,8 +325,8 @@ class PostNormLayer(Layer):
         return x
 
     def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
-        normed = self.attn.out.add(mixed, x) if self.attn_norm is None else add_and_norm(self.attn.out, self.attn_norm, mixed, x)[1]
-        return add_and_norm(self.ffn, self.ffn_norm, normed, normed)[1]
+        normed = self.attn.out.add(mixed, x) if self.attn_norm is None else norm_of_sum(self.attn.out, self.attn_norm, mixed, x)
+        return norm_of_sum(self.ffn, self.ffn_norm, normed, normed)
 
 
 class PreNormLayer(Layer):
@@ -301,7 +334,8 @@ class PreNormLayer(Layer):
 
     def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
         x, normed = add_and_norm(self.attn.out, self.ffn_norm, mixed, x)
-        return self.ffn.add(normed, x)
+        # The sum was made here, and nothing else reads it.
+        return self.ffn.add(normed, x, overwrite=True)
 
 
 class SandwichLayer(Layer):
@@ -312,8 +346,8 @@ class SandwichLayer(Layer):
         self.attn_out_norm, self.ffn_out_norm = Norm(spec), Norm(spec)
 
     def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
-        x = x + self.attn_out_norm.forward(self.attn.out.forward(mixed))
-        return x + self.ffn_out_norm.forward(self.ffn.whole(self.ffn_norm.forward(x)))
+        x = self.attn_out_norm.plus(self.attn.out.forward(mixed), x)
+        return self.ffn_out_norm.plus(self.ffn.whole(self.ffn_norm.forward(x)), x)
 
 
 _LAYERS: dict[str, type[Layer]] = {"post": PostNormLayer, "pre": PreNormLayer, "sandwich": SandwichLayer}

@@ -59,8 +59,8 @@ class Experts(nn.Module):
             return self.of_chosen(x, values.to(x.dtype), chosen)
         return self.of_all(x, torch.zeros_like(shares).scatter(-1, chosen, values).to(x.dtype))
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """`whole` plus `residual`."""
+    def add(self, x: Tensor, residual: Tensor, *, overwrite: bool = False) -> Tensor:
+        """`whole` plus `residual`, which is not changed whatever `overwrite` allows."""
         return self.whole(x) + residual
 
     def of_chosen(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
@@ -112,8 +112,8 @@ class GatedExperts(nn.Module):
             [self.of_all(*part) for part in zip(x.split_with_sizes(parts), spread.split_with_sizes(parts), strict=True)]
         )
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """`whole` plus `residual`."""
+    def add(self, x: Tensor, residual: Tensor, *, overwrite: bool = False) -> Tensor:
+        """`whole` plus `residual`, which is not changed whatever `overwrite` allows."""
         return self.whole(x) + residual
 
     def of_chosen(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
