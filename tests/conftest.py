@@ -34,6 +34,7 @@ settings.register_profile("same", derandomize=True, database=None, deadline=None
 settings.register_profile("search", max_examples=2000, deadline=None)
 settings.load_profile("same")
 torch.set_num_threads(1)
+torch.backends.cudnn.allow_tf32 = False  # as the worker sets it (`services/worker/machine/device.py`)
 # gRPC for asyncio ends its thread with the last of its objects, and waits for it: in a test process that is whenever the collector
 # finds one that an earlier test left, and it may wait for ever. One more user, and there is no last one.
 grpc.aio.init_grpc_aio()

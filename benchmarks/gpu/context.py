@@ -120,6 +120,7 @@ def open_context(step: str, device: str, *, is_tiny: bool, seconds: float, folde
     if device == "cuda" and not has_cuda:
         raise NotHere(NO_CUDA)
     chosen = torch.device("cuda" if has_cuda and device != "cpu" else "cpu")
+    torch.backends.cudnn.allow_tf32 = False  # as in a worker
     report = Report(step, is_rehearsal=is_tiny or chosen.type != "cuda", machine=machine(chosen))
     return Context(chosen, is_tiny, time.monotonic() + seconds, report, folder)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Final
 
 import numpy as np
 import torch
@@ -55,13 +56,14 @@ class Layout:
     @staticmethod
     def of(queries: Sequence[int], keys: Sequence[int], device: torch.device | str = "cpu") -> Layout:
         """The layout of sequences with these numbers of queries and keys, laid end to end in this order."""
-        return Layout(
-            cu_queries=cumulated(queries, device),
-            cu_keys=cumulated(keys, device),
-            max_queries=max(queries),
-            max_keys=max(keys),
-            runs=runs(queries, keys),
-        )
+        is_same = queries is keys or tuple(queries) == tuple(keys)
+        cu_queries, *other = upload([ends(queries)] if is_same else [ends(queries), ends(keys)], device)
+        return Layout.at(cu_queries, other[0] if other else cu_queries, queries, keys)
+
+    @staticmethod
+    def at(cu_queries: Tensor, cu_keys: Tensor, queries: Sequence[int], keys: Sequence[int]) -> Layout:
+        """The same, of the sequences' ends that are on the device already."""
+        return Layout(cu_queries, cu_keys, max(queries), max(keys), runs(queries, keys))
 
     @property
     def max_positions(self) -> int:
@@ -86,9 +88,31 @@ def runs(queries: Sequence[int], keys: Sequence[int]) -> tuple[Run, ...]:
     return tuple(found)
 
 
-def cumulated(lengths: Sequence[int], device: torch.device | str) -> Tensor:
+def ends(lengths: Sequence[int]) -> NDArray[np.int32]:
     """Where each sequence begins, and the end of the last: [sequences + 1] int32."""
-    return to_device(np.cumsum((0, *lengths), dtype=np.int32), device)
+    return np.cumsum((0, *lengths), dtype=np.int32)
+
+
+def cumulated(lengths: Sequence[int], device: torch.device | str) -> Tensor:
+    """`ends` on the device."""
+    return to_device(ends(lengths), device)
+
+
+_ALIGNED: Final = 4
+"""Numbers in 16 bytes. A kernel in Triton is compiled once for tensors that begin at a multiple of that, and once more for others."""
+
+
+def upload(arrays: Sequence[NDArray[np.int32]], device: torch.device | str) -> list[Tensor]:
+    """Copies of these arrays [n] on the device, which is not waited for: on CUDA views of one buffer, so that one copy brings all."""
+    if torch.device(device).type != "cuda":
+        return [to_device(array, device) for array in arrays]
+    starts = np.cumsum([0, *(-(-len(array) // _ALIGNED) * _ALIGNED for array in arrays)]).tolist()
+    pinned = torch.empty(starts[-1], dtype=torch.int32, pin_memory=True)
+    whole = pinned.numpy()
+    for start, array in zip(starts, arrays, strict=False):
+        whole[start : start + len(array)] = array
+    buffer = pinned.to(device, non_blocking=True)
+    return [buffer[start : start + len(array)] for start, array in zip(starts, arrays, strict=False)]
 
 
 def to_device(array: NDArray[np.number], device: torch.device | str, dtype: type[np.generic] = np.int32) -> Tensor:

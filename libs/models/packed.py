@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from libs.kernels.layout import Layout, to_device
+from libs.kernels.layout import Layout, ends, to_device, upload
 
 Ids = npt.NDArray[np.int32]
 Axes = npt.NDArray[np.int32] | npt.NDArray[np.float32]
@@ -55,6 +55,7 @@ class Packed:
     axes: Tensor | None = None  # [axes, tokens] int32 or float32: positions in several dimensions; None: `positions` in all
     wholes: tuple[int, ...] = ()  # tokens of the sequences of which these are parts; empty: `keys`
     windows: Layout | None = None  # of an image's windows as sequences of their own, for the layers that have such
+    cu_rows: Tensor | None = None  # [sequences + 1] int32: 0, 1, 2 and so on, for `row_layout`; None: made when asked for
 
     @staticmethod
     def of(
@@ -82,26 +83,39 @@ class Packed:
         segments = None
         if type_ids is not None and any(types is not None for types in type_ids):
             segments = np.concatenate([np.zeros(n, np.int32) if t is None else t for n, t in zip(lengths, type_ids, strict=True)])
-        starts = np.cumsum((0, *lengths))
-        prefixes = [0 if number is None else lengths[number] for number in before or (None,) * len(lengths)]
-        key_rows = None
-        keys = lengths
+        cu_lengths = ends(lengths)
+        starts = cu_lengths[:-1]
+        prefixes = [0 if number is None else lengths[number] for number in before or ()]
+        keys, key_rows = lengths, None
         if any(seen or ()) or any(prefixes):
             chosen = [_key_rows(i, starts, lengths, seen, before) for i in range(len(lengths))]
-            keys = tuple(len(rows) for rows in chosen)
-            key_rows = to_device(np.concatenate(chosen), device)
-        positions = [np.arange(n, n + m, dtype=np.int32) for n, m in zip(prefixes, lengths, strict=True)]
+            keys, key_rows = tuple(len(rows) for rows in chosen), np.concatenate(chosen)
+        first = starts - np.array(prefixes, np.int32) if prefixes else starts
+        positions = np.arange(cu_lengths[-1], dtype=np.int32) - np.repeat(first, lengths)
+        arrays = {
+            "ids": np.concatenate(sequences),
+            "positions": positions,
+            "cu_queries": cu_lengths,
+            "cu_keys": None if keys == lengths else ends(keys),
+            "types": segments,
+            "key_rows": key_rows,
+            # On a CPU few batches need them, and they cost more than the others' copy.
+            "cu_rows": np.arange(len(lengths) + 1, dtype=np.int32) if torch.device(device).type == "cuda" else None,
+        }
+        there = {name: array for name, array in arrays.items() if array is not None}
+        found = dict(zip(there, upload(list(there.values()), device), strict=True))
         return Packed(
-            ids=to_device(np.concatenate(sequences), device),
-            positions=to_device(np.concatenate(positions), device),
-            type_ids=None if segments is None else to_device(segments, device),
+            ids=found["ids"],
+            positions=found["positions"],
+            type_ids=found.get("types"),
             lengths=lengths,
-            layout=Layout.of(lengths, keys, device),
-            key_rows=key_rows,
+            layout=Layout.at(found["cu_queries"], found.get("cu_keys", found["cu_queries"]), lengths, keys),
+            key_rows=found.get("key_rows"),
             keys=keys,
             given=None if values is None else GivenRows(_rows_at(places or (), starts, device), values, tuple(deeper)),
-            axes=_axes(axes or (), positions, device),
+            axes=_axes(axes or (), positions, lengths, device),
             windows=None if windows is None else Layout.of(windows, windows, device),
+            cu_rows=found.get("cu_rows"),
         )
 
     @property
@@ -115,26 +129,30 @@ class Packed:
 
     def row_layout(self) -> Layout:
         """The layout of one query per sequence, which attends to the sequence's keys."""
-        return self.one_row or Layout.of((1,) * len(self.lengths), self.keys, self.ids.device)
+        ones = (1,) * len(self.lengths)
+        if self.cu_rows is not None:
+            return Layout.at(self.cu_rows, self.layout.cu_keys, ones, self.keys)
+        return self.one_row or Layout.of(ones, self.keys, self.ids.device)
 
 
-def _rows_at(places: Sequence[Ids | None], starts: npt.NDArray[np.int64], device: torch.device | str) -> Tensor:
+def _rows_at(places: Sequence[Ids | None], starts: Ids, device: torch.device | str) -> Tensor:
     rows = [start + own for start, own in zip(starts, places, strict=False) if own is not None]
     return to_device(np.concatenate(rows), device).long()
 
 
-def _axes(axes: Sequence[Axes | None], positions: Sequence[Ids], device: torch.device | str) -> Tensor | None:
+def _axes(axes: Sequence[Axes | None], positions: Ids, lengths: Sequence[int], device: torch.device | str) -> Tensor | None:
     count = next((len(own) for own in axes if own is not None), 0)
     if not count:
         return None
-    whole = [np.tile(places, (count, 1)) if own is None else own for own, places in zip(axes, positions, strict=True)]
+    parts = np.split(positions, np.cumsum(lengths)[:-1])
+    whole = [np.tile(places, (count, 1)) if own is None else own for own, places in zip(axes, parts, strict=True)]
     joined = np.concatenate(whole, axis=1)
     return to_device(joined, device, np.float32 if joined.dtype == np.float32 else np.int32)
 
 
 def _key_rows(
     number: int,
-    starts: npt.NDArray[np.int64],
+    starts: Ids,
     lengths: Sequence[int],
     seen: Sequence[int] | None,
     before: Sequence[int | None] | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,6 +36,15 @@ def test_int8_is_refused_where_it_is_not_computed(monkeypatch: pytest.MonkeyPatc
     assert not open_device(Settings("w", device="cpu")).has_int8
     with pytest.raises(InvalidInput, match="SHOAL_DTYPE is int8, but this CPU has nothing"):
         open_device(Settings("w", device="cpu", dtype="int8"))
+
+
+def test_cudnn_computes_float32_without_tensorfloat32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 << 30))
+    assert open_device(Settings("w", device="cuda", cuda_graphs=0)).name == "a GPU"
+    assert not torch.backends.cudnn.allow_tf32
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without an accelerator")

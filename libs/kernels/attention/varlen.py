@@ -1,6 +1,6 @@
 """Variable-length attention over packed sequences: one interface that dispatches to every device's kernel.
 
-Called once a layer. On CUDA: flash-attn where it is installed, else torch's own varlen kernel, and Triton (`varlen_triton.py`)
+Called once a layer. On CUDA: flash-attn where it is installed, else torch's own flash kernel, and Triton (`varlen_triton.py`)
 for inputs that these do not support. On x86-64 CPUs: a kernel in C++ (`native/`), where it was built. Elsewhere: runs of equally
 long sequences as dense batches (`dense.py`). Nothing here reads a tensor's value on the host: what the host must know
 comes as plain numbers (`libs/kernels/layout.py`).
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 from collections.abc import Callable
 from functools import cache
 
@@ -45,7 +44,7 @@ def varlen_attention(
     scores s become softcap * tanh(s / softcap) before the bias is added (Gemma 2). Returns [queries, heads, dim]; a
     query that attends to no key gets zeros.
     """
-    flash = _flash_kernel() if q.is_cuda and softcap is None and _flash_takes(q, layout, causal, window, bias) else None
+    flash = _flash_kernel() if _has_flash(q) and softcap is None and _flash_takes(q, layout, causal, window, bias) else None
     if flash is not None:
         sides = (-1 if window is None else window, 0 if causal else -1 if window is None else window)
         ends = layout.cu_queries, layout.cu_keys, layout.max_queries, layout.max_keys
@@ -56,6 +55,10 @@ def varlen_attention(
         return varlen_triton.attend(q, k, v, layout, scale, causal, window, bias, softcap)
     mixed = native.attend(q, k, v, layout, scale, causal, window, bias) if softcap is None else None
     return dense.attend(q, k, v, layout, scale, causal, window, bias, softcap) if mixed is None else mixed
+
+
+def _has_flash(q: Tensor) -> bool:
+    return q.is_cuda
 
 
 def _flash_takes(q: Tensor, layout: Layout, causal: bool, window: int | None, bias: Tensor | None) -> bool:
@@ -71,7 +74,15 @@ def _flash_kernel() -> _FlashKernel | None:
     """flash-attn's, or torch's; None where the GPU is older than both need (compute capability 8.0)."""
     if torch.cuda.get_device_capability() < (8, 0):
         return None
-    return _flash_attn() if importlib.util.find_spec("flash_attn") is not None else _torch_varlen()
+    return _flash_attn() if _has_flash_attn() else _torch_flash
+
+
+def _has_flash_attn() -> bool:
+    """Whether flash-attn 2 is installed. flash-attn 4 is a package of the same name without this module and its function."""
+    return (
+        importlib.util.find_spec("flash_attn") is not None
+        and importlib.util.find_spec("flash_attn.flash_attn_interface") is not None
+    )
 
 
 def _flash_attn() -> _FlashKernel:
@@ -87,16 +98,16 @@ def _flash_attn() -> _FlashKernel:
     return attend
 
 
-def _torch_varlen() -> _FlashKernel:
-    kernel = importlib.import_module("torch.nn.attention.varlen").varlen_attn
-    # Until torch 2.11 shared heads need not be said, and there is no such argument.
-    is_told = "enable_gqa" in inspect.signature(kernel).parameters
+def _torch_flash(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, scale: float, sides: tuple[int, int]
+) -> Tensor:
+    """The operator behind torch's `varlen_attn`, with the arguments that this gives it, in torch 2.11 and 2.13.
 
-    def attend(
-        q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, scale: float, sides: tuple[int, int]
-    ) -> Tensor:
-        grouped = {"enable_gqa": True} if is_told and k.shape[1] != q.shape[1] else {}
-        out: Tensor = kernel(q, k, v, cu_q, cu_k, max_q, max_k, scale=scale, window_size=sides, **grouped)
-        return out
-
-    return attend
+    `varlen_attn` itself is a custom operator in Python, which takes longer on the host than a small layer's kernels do, and it
+    launches one more kernel, to fill a state of random numbers that nothing reads.
+    """
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        q, k, v, cu_q, cu_k, max_q, max_k, 0.0, sides == (-1, 0), False,
+        scale=scale, window_size_left=sides[0], window_size_right=sides[1],
+    )[0]  # fmt: skip
+    return out

@@ -129,6 +129,8 @@ def _cpu(settings: Settings, device: torch.device, dtype: torch.dtype) -> Device
 
 
 def _accelerator(settings: Settings, device: torch.device, dtype: torch.dtype) -> Device:
+    # By default cuDNN computes convolutions and LSTMs of float32 models with the 10 bits of TensorFloat-32.
+    torch.backends.cudnn.allow_tf32 = False
     total = torch.cuda.get_device_properties(device).total_memory
     if settings.memory_bytes:
         # Beside other processes on the device the budget is a promise: torch must free its caches rather than grow beyond it.

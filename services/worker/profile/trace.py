@@ -29,8 +29,8 @@ _BETWEEN_DEVICES: Final = ("HtoD", "DtoH")
 
 # The part of operators outside any part's range; of nested operators the outermost decides.
 _PART_OF: Final[Mapping[str, Part]] = {
-    **dict.fromkeys(("linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "einsum", "_linear_pointwise", "lstm"), "GEMM"),
-    **dict.fromkeys(("scaled_dot_product_attention", "_varlen_attn"), "attention"),
+    **dict.fromkeys(("linear", "addmm", "addmm_", "mm", "matmul", "bmm", "baddbmm", "einsum", "_linear_pointwise", "lstm"), "GEMM"),
+    **dict.fromkeys(("scaled_dot_product_attention", "_flash_attention_forward"), "attention"),
     **dict.fromkeys(("layer_norm", "rms_norm"), "norm"),
     **dict.fromkeys(("to", "_to_copy", "copy_", "contiguous", "clone", "pin_memory"), "copy"),
     "embedding": "embedding",
