@@ -40,7 +40,13 @@ def attention() -> None:
     """T5, MPNet and ALiBi (a bias alone), Gemma 2 (soft-capped, causal, windowed), float32, all masks together, and the widest
     heads."""
     layout = Layout.of((TOKENS,), (TOKENS,), "meta")
-    sights = ((False, None, True, None), (True, None, False, 50.0), (True, 5, False, 50.0), (False, 5, False, None), (True, 5, True, 50.0))
+    sights = (
+        (False, None, True, None),
+        (True, None, False, 50.0),
+        (True, 5, False, 50.0),
+        (False, 5, False, None),
+        (True, 5, True, 50.0),
+    )
     for dtype, size, (causal, window, biased, softcap) in product((torch.bfloat16, torch.float32), (64, 80, 128, 256), sights):
         q, k, v = of(TOKENS, 18, size, dtype=dtype).split_with_sizes((14, 2, 2), dim=1)
         bias = of(14, 2 * TOKENS + 1, dtype=dtype) if biased else None
@@ -114,15 +120,16 @@ def compile_launch(launch: Launch, capability: int) -> dict[str, Any]:
         "pointers": sorted({kind for _, kind in launch.signature if kind.startswith("*")}),
         "warps": dict(launch.options).get("num_warps"),
         "shared": compiled.metadata.shared,
-        "widest": _widest(compiled.asm["ptx"]),
+        "widest": max(_widths("ld", compiled.asm["ptx"])),
+        "narrowest_store": min(_widths("st", compiled.asm["ptx"])),
         **_resources(compiled.asm["cubin"], capability),
     }
 
 
-def _widest(ptx: str) -> int:
-    """Bytes of the widest load from the device's memory."""
-    found = re.findall(r"ld\.global[^ ]*?(?:\.v(\d))?\.b(\d+)", ptx)
-    return max(int(count or 1) * int(bits) // 8 for count, bits in found)
+def _widths(operation: str, ptx: str) -> list[int]:
+    """Bytes of each load ("ld") or store ("st") of the device's memory."""
+    found = re.findall(rf"{operation}\.global[a-zA-Z0-9_:.]*?(?:\.v(\d))?\.b(\d+)", ptx)
+    return [int(count or 1) * int(bits) // 8 for count, bits in found]
 
 
 def _resources(cubin: bytes, capability: int) -> dict[str, int]:

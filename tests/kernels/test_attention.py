@@ -219,8 +219,12 @@ def test_the_flash_operator_equals_torchs_own_call_of_it(heads: tuple[int, int, 
     assert torch.equal(varlen._torch_flash(batch.q, batch.k, batch.v, *ends, batch.scale, sides), wanted)
 
 
-@pytest.mark.parametrize("files", [(), ("__init__.py", "cute/__init__.py"), ("__init__.py", "flash_attn_interface.py"), ("cute/__init__.py",)])
-def test_flash_attn_is_used_only_with_its_interface(files: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "files", [(), ("__init__.py", "cute/__init__.py"), ("__init__.py", "flash_attn_interface.py"), ("cute/__init__.py",)]
+)
+def test_flash_attn_is_used_only_with_its_interface(
+    files: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """flash-attn 4 is a package, or a namespace, of the same name."""
     for file in files:
         (tmp_path / "flash_attn" / file).parent.mkdir(parents=True, exist_ok=True)

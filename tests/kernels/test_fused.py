@@ -66,7 +66,9 @@ def test_norms_after_a_residual_add(
         assert got.dtype is got_total.dtype is dtype
         assert_close(got_total, total.double(), bound)
         assert_close(got, wanted, 2 * bound)
-    exact = normed(x.double() + residual.double(), weight.double(), None if bias is None else bias.double(), 1e-5, rms=rms, shift=shift)
+    exact = normed(
+        x.double() + residual.double(), weight.double(), None if bias is None else bias.double(), 1e-5, rms=rms, shift=shift
+    )
     assert_close(fused.norm_of_sum(*given, rms=rms, shift=shift), exact, 2 * bound)
 
 

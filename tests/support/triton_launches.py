@@ -129,4 +129,3 @@ def launched_kernels() -> set[str]:
     }
     called = {other for value in functions.values() for other in value.fn.__code__.co_names if other in functions}
     return set(functions) - called
-

@@ -43,7 +43,7 @@ def test_cudnn_computes_float32_without_tensorfloat32(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 << 30))
-    assert open_device(Settings("w", device="cuda", cuda_graphs=0)).name == "a GPU"
+    assert open_device(Settings("w", device="cuda", dtype="bfloat16", cuda_graphs=0)).name == "a GPU"
     assert not torch.backends.cudnn.allow_tf32
 
 

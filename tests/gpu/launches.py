@@ -1,0 +1,133 @@
+"""How many kernels a forward launches on a GPU, counted without one: the encoder runs on the meta device, where tensors have no
+values, on the path that CUDA tensors take, and every operator that launches something is counted.
+
+`python -m tests.gpu.launches` prints the table of docs/gpu.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from libs.kernels import triton_here
+from libs.kernels.attention import varlen
+from libs.models.layers.encoder import PackedEncoder
+from libs.models.layers.spec import Config
+from libs.models.packed import Packed, Rows
+from libs.models.text.registry import empty_encoder, prepare
+from tests.parity.checkpoints import random_model
+from tests.support.triton_launches import recorded_launches
+
+LENGTHS: Final = (3, 8, 8, 30)
+
+_SILENT: Final = (
+    "empty",
+    "new_empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty_strided",
+    "_unsafe_view",
+    "lift_fresh",
+    "set_",
+    "detach",
+)
+"""Operators that give memory a name and launch nothing, besides views."""
+
+
+class _Operators(TorchDispatchMode):
+    """Counts the kernels of torch's own operators, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        if name not in _SILENT and not func.is_view and (func._schema.is_mutable or not _is_same(out, args)):
+            self.counts[name] += _kernels(name, args)
+        return out
+
+
+def _is_same(out: Any, args: Any) -> bool:
+    """Whether an operator only passes on what it was given (`contiguous`, `reshape` and `to` of what is so already)."""
+    return isinstance(out, Tensor) and any(out is one for one in tree_leaves(args))
+
+
+def _kernels(name: str, args: Any) -> int:
+    """A product that is added to a matrix copies that matrix first, unless it is added in place; a bias costs nothing."""
+    return 2 if name == "addmm" and args[0].dim() == 2 else 1
+
+
+@contextmanager
+def _as_on_a_gpu() -> Iterator[Counter[str]]:
+    """The path of CUDA tensors for those of the meta device. The counter is filled when the context ends."""
+    operators, counts = _Operators(), Counter[str]()
+    with (
+        mock.patch.object(triton_here, "_DEVICES", ("meta",)),
+        mock.patch.object(varlen, "_has_flash", lambda q: True),
+        mock.patch.object(varlen, "_flash_kernel", lambda: varlen._torch_flash),
+        recorded_launches() as launches,
+        operators,
+    ):
+        yield counts
+    counts.update(operators.counts)
+    counts.update(launch.name for launch in launches)
+
+
+def launches(encoder: PackedEncoder, rows: Rows | None = None) -> Counter[str]:
+    """The kernels of a forward of `encoder`, which is on the meta device, by name. Copies of the batch are not among them."""
+    rng = np.random.default_rng(0)
+    batch = Packed.of([rng.integers(5, 50, length, dtype=np.int32) for length in LENGTHS], device="meta")
+    with _as_on_a_gpu() as counts:
+        encoder.forward(batch, rows)
+    return counts
+
+
+def encoder_of(kind: str, layers: int, config: Mapping[str, object] | None = None) -> PackedEncoder:
+    """An encoder of this family in bfloat16, without values."""
+    settings = random_model(kind, layers=layers, config=config).config.to_dict()
+    encoder, _ = empty_encoder(Config(settings))
+    encoder.to(torch.bfloat16)
+    prepare(encoder)
+    return encoder.requires_grad_(False).eval()
+
+
+def counts_of(kind: str, layers: int) -> tuple[int, Counter[str]]:
+    """How many kernels a forward of so many layers launches, and those of one layer more."""
+    config = CONFIGS.get(kind)
+    some, more = launches(encoder_of(kind, 2, config)), launches(encoder_of(kind, 3, config))
+    a_layer = more.copy()
+    a_layer.subtract(some)
+    return some.total() + (layers - 2) * a_layer.total(), +a_layer
+
+
+# The recipes' heads are of odd sizes, which flash kernels do not take; published ones are not.
+CONFIGS: Final[Mapping[str, Mapping[str, object]]] = {
+    "qwen3": {"head_dim": 32},
+    "qwen2": {"head_dim": 32},
+    "llama": {"head_dim": 32},
+    "gemma3_text": {"head_dim": 32},
+    "gemma2": {"head_dim": 32},
+}
+
+PUBLISHED: Final = {
+    "BERT-large": ("bert", 24),
+    "ModernBERT-base": ("modernbert", 22),
+    "Qwen3-0.6B": ("qwen3", 28),
+    "EmbeddingGemma-300M": ("gemma3_text", 24),
+}
+
+if __name__ == "__main__":
+    for model, (kind, layers) in PUBLISHED.items():
+        total, a_layer = counts_of(kind, layers)
+        print(f"{model}: {total}, a layer {a_layer.total()}: {', '.join(f'{count} {name}' for name, count in a_layer.items())}")
