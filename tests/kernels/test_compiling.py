@@ -36,6 +36,5 @@ def test_every_kernel_compiles(capability: int, tmp_path: Path) -> None:
 
 
 def _stack(one: dict[str, Any]) -> int:
-    """Bytes that a variant may spill: heads of 128 with a bias in bfloat16 (T5-11B's) take more than 255 registers."""
-    constants = one["constants"]
-    return 128 if one["kernel"] == "_attend" and constants["BIASED"] and constants["SIZE"] == 128 else 0
+    """Bytes that a variant may spill: attention with heads of 128 in bfloat16 takes all registers, and up to 40 bytes more on 12.0."""
+    return 40 if one["kernel"] == "_attend" and one["constants"]["SIZE"] == 128 else 0

@@ -63,7 +63,8 @@ def attend(
         ROWS=tile,
         KEYS=tile,
         SIZE=padded,
-        num_warps=4,
+        # Four warps would have to spill the numbers of a tile of 64 times 128.
+        num_warps=8 if tile * padded > 4096 else 4,
     )
     return out
 
