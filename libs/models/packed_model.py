@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import RLock
 
@@ -15,14 +17,16 @@ from libs.catalog.checkpoint.tasks import OwnAdapters
 from libs.models.answering import extracted
 from libs.models.documents import read_text_layers
 from libs.models.graphs.graphs import Graphs
-from libs.models.head import Compacts, ModelHead, PreemptedHead
+from libs.models.head import Compacts, ModelHead, PreemptedHead, ReadsDevice
 from libs.models.layers.encoder import resident_bytes
+from libs.models.loaded.cuda_queue import cuda_queue
 from libs.models.loaded.lora import Adapters
 from libs.models.loaded.peft import Names
 from libs.models.loaded.probe import activation_bytes_per_token, image_bytes
 from libs.models.loaded.tasks import add_own_adapters
 from libs.models.loaded.tiers import Arena, ParkedModel, copying, sharing, tensors_of
 from libs.models.packed import Packed, Rows
+from libs.models.pending import DeviceQueue, Submission
 from libs.models.processor import Processor
 from libs.models.recall import Find, Recall
 from libs.models.results import ExtractResult, Result
@@ -77,6 +81,9 @@ class PackedModel:
         self._computing = RLock()
         self._arena: Arena | None = None
         self._graphs: Graphs | None = None
+        self.queue: DeviceQueue | None = cuda_queue(device) if device.type == "cuda" else None
+        """The queue of an asynchronous device; None: a forward has computed when it returns."""
+        self._last: Submission | None = None  # launched last and not collected yet; guarded by `_computing`
         self.largest_picture = 0
         """Tokens of the largest input of its tower, in the tower."""
         self.recall: Recall | None = None
@@ -118,15 +125,50 @@ class PackedModel:
 
         `between` is called on a CPU only: an accelerator computes asynchronously, after the host has launched all layers.
         """
-        # Adjacent sequences of one adapter share a product, and those of equal length a kernel call on CPU.
-        order = sorted(range(len(sequences)), key=lambda i: (sequences[i].adapter, sequences[i].tokens, sequences[i].seen))
+        if self.queue is not None:
+            return self.launch(head, sequences).collect()
+        order = _order(sequences)
         with self._computing:
             if self._arena is not None:
                 self._arena.wait()
             called = between if self._device.type == "cpu" else nothing_between
-            rows = self._run(head, [sequences[i] for i in order], called)
+            computed = self._compute(head, [sequences[i] for i in order], called)
+            rows = _joined([self._outputs(*one, computed.packed)[computed.shared :] for one in computed.of_heads])
         outputs = dict(zip(order, rows, strict=True))
         return [outputs[i] for i in range(len(sequences))]
+
+    def can_launch(self, head: Head) -> bool:
+        """As `LaunchesBatches.can_launch`. A tower's inputs are copied to the device while the host waits."""
+        if self.queue is None:
+            return False
+        trunk = self._trunk(head)
+        return trunk.tower is None and not any(isinstance(trunk.heads[name], ReadsDevice) for name in head.split("+"))
+
+    @torch.inference_mode()
+    def launch(self, head: Head, sequences: Sequence[InputSequence]) -> PackedBatch:
+        """As `LaunchesBatches.launch`. Raises RuntimeError on a device that is not asynchronous."""
+        if self.queue is None:
+            raise RuntimeError("a batch can be launched on an asynchronous device only: call forward")
+        order = _order(sequences)
+        with self._computing:
+            if self._arena is not None:
+                self._arena.wait()
+            self.queue.begin()
+            computed = self._compute(head, [sequences[i] for i in order], nothing_between)
+            # All heads are launched before the first copy, and what is compacted is copied once its size is known.
+            whole = [tensor for each, result in computed.of_heads if not isinstance(each, Compacts) for tensor in result]
+            self._last = submission = self.queue.submit(whole)
+        return PackedBatch(self, self.queue, computed, submission, order)
+
+    def _collected(self, submission: Submission) -> None:
+        with self._computing:
+            if self._last is submission:
+                self._last = None
+
+    def _settle(self) -> None:
+        """Waits until the device has computed all batches that were launched. `_computing` is held. Raises the device's error."""
+        if self._last is not None:
+            self._last.wait()
 
     def forward_all(self, prepared: Prepared) -> list[Output]:
         """Runs all sequences of a job, those of each head as one batch: one output each, in their order."""
@@ -162,7 +204,8 @@ class PackedModel:
         """Unloads an adapter, if it is loaded. Any thread; not while sequences that name it are waiting."""
         self._adapters.remove(name)
 
-    def _run(self, head: Head, sequences: Sequence[InputSequence], between: Between) -> list[Output]:
+    def _compute(self, head: Head, sequences: Sequence[InputSequence], between: Between) -> _Computed:
+        """Launches the encoder and all heads: a copy to the host that waits for the device follows."""
         shared = _shared(sequences)
         packed = [*shared.values(), *sequences]
         number = {key: place for place, key in enumerate(shared)}
@@ -172,10 +215,7 @@ class PackedModel:
         adapters = [item.adapter for item in packed]
         with self._adapters.bound(adapters, [item.tokens for item in packed]) if trunk is self.trunks[0] else nullcontext():
             hidden, batch = self._hidden(trunk, packed, places, heads[0].rows if len(heads) == 1 else None, between)
-        # All heads are launched first: the first copy to the host synchronises with the device.
-        results = [_run_head(each, hidden, batch, packed, between) for each in heads]
-        outputs = [self._outputs(each, result, packed)[len(shared) :] for each, result in zip(heads, results, strict=True)]
-        return outputs[0] if len(outputs) == 1 else list(zip(*outputs, strict=True))
+        return _Computed([(each, _run_head(each, hidden, batch, packed, between)) for each in heads], packed, len(shared))
 
     def _hidden(
         self, trunk: Trunk, packed: Sequence[InputSequence], places: Sequence[int | None], rows: Rows | None, between: Between
@@ -197,9 +237,10 @@ class PackedModel:
             self._graphs = graphs
 
     def drop_graphs(self) -> None:
-        """Frees the memory of all graphs; they are captured anew when memory is granted. Waits for a forward in progress."""
+        """Frees the memory of all graphs; they are captured anew when memory is granted. Waits for batches in progress."""
         with self._computing:
             if self._graphs is not None:
+                self._settle()
                 self._graphs.drop()
 
     def recall_from(self, find: Find | None) -> bool:
@@ -230,7 +271,12 @@ class PackedModel:
             self._arena.drop_host_copy()
 
     def park(self) -> ParkedModel[PackedModel]:
-        """Moves the model to host memory and unloads its adapters. No forward may be in progress, or start before `resume`."""
+        """Moves the model to host memory and unloads its adapters. No forward may start before `resume`.
+
+        Waits for the batches that were launched: their kernels read the weights, and their outputs can still be collected.
+        """
+        with self._computing:
+            self._settle()
         for name in self._adapters.directories():
             self._adapters.remove(name)
         self.drop_graphs()  # they read the weights where these are now
@@ -261,6 +307,64 @@ class PackedModel:
         wide = self.widen()
         wide._adapters.follow(self._adapters)
         return wide
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """A batch behind its last launch. `of_heads`: each head and its result on the device. `packed`: the sequences of the batch, of
+    which the first `shared` are prefixes without an output."""
+
+    of_heads: list[tuple[ModelHead, tuple[torch.Tensor, ...]]]
+    packed: list[InputSequence]
+    shared: int
+
+
+class PackedBatch:
+    """A `PendingBatch`. `order`: the places of the packed sequences in the batch as it was launched."""
+
+    def __init__(
+        self, model: PackedModel, queue: DeviceQueue, computed: _Computed, submission: Submission, order: Sequence[int]
+    ) -> None:
+        self._model, self._queue, self._computed, self._submission, self._order = model, queue, computed, submission, order
+
+    def is_done(self) -> bool:
+        return self._submission.is_done()
+
+    def wait(self) -> None:
+        self._submission.wait()
+
+    @torch.inference_mode()
+    def collect(self) -> list[Output]:
+        self._submission.wait()
+        self._model._collected(self._submission)
+        copies, computed = iter(self._submission.copies), self._computed
+        found: list[list[Output]] = []
+        for head, result in computed.of_heads:
+            if isinstance(head, Compacts):
+                tensors = self._queue.read(partial(head.compact, result))
+            else:  # copied once more, as the page-locked memory of the copies is scarce and outputs may be kept for minutes
+                tensors = tuple(next(copies).clone() for _ in result)
+            found.append(head.split(tuple(tensor.numpy() for tensor in tensors), computed.packed)[computed.shared :])
+        outputs = dict(zip(self._order, _joined(found), strict=True))
+        return [outputs[place] for place in range(len(outputs))]
+
+    @property
+    def seconds(self) -> float:
+        return self._submission.seconds
+
+    @property
+    def idle_seconds(self) -> float:
+        return self._submission.idle_seconds
+
+
+def _order(sequences: Sequence[InputSequence]) -> list[int]:
+    """Adjacent sequences of one adapter share a product, and those of equal length a kernel call on CPU."""
+    return sorted(range(len(sequences)), key=lambda i: (sequences[i].adapter, sequences[i].tokens, sequences[i].seen))
+
+
+def _joined(of_heads: list[list[Output]]) -> list[Output]:
+    """The outputs of each head for a batch as one output for each sequence."""
+    return of_heads[0] if len(of_heads) == 1 else list(zip(*of_heads, strict=True))
 
 
 def _run_head(

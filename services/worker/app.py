@@ -164,7 +164,9 @@ class Worker:
             ladder=Ladder(device.recover, device.trim, self._relieve),
             enter=device.enter,
             waste=waste,
+            launches_ahead=device.batches_in_flight > 1,
         )
+        residency.watch_device(runner.is_computing)
         self.metrics = WorkerMetrics(settings.pool, device, residency, waste, runner.device_time)
         heartbeat = self._heartbeat = Heartbeat(
             link,

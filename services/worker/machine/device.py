@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -59,7 +59,8 @@ class Device:
     `load`: must run on a thread of its own. `recover`: called after a failed forward pass; raises if the device is lost.
     `trim`: returns freed memory to the system. `enter`: called first on the device thread.
     `kernels`: the native kernels that a CPU uses, or "none: " and why. `graphs`: makes the graphs of one model; None: forwards are
-    not captured.
+    not captured. `batches_in_flight`: how many batches may be launched and not collected; 1: each is launched once the answers of
+    the last one are on the host.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Device:
     host_bytes: int = 0
     shares_memory: bool = True
     has_int8: bool = False
+    batches_in_flight: Literal[1, 2] = 1
     kernels: str = ""
     graphs: Callable[[Owner], Graphs] | None = None
 
@@ -141,6 +143,7 @@ def _accelerator(settings: Settings, device: torch.device, dtype: torch.dtype) -
         batch_tokens=settings.batch_tokens or _ACCELERATOR_BATCH_TOKENS,
         item_bytes=dtype.itemsize,
         load=_load(device, dtype, settings.catalog),
+        batches_in_flight=2 if settings.cuda_in_flight == 2 else 1,
         recover=_recover_accelerator,
         trim=_trim_accelerator,
         graphs=partial(Graphs, CudaCapture(device), most=settings.cuda_graphs) if settings.cuda_graphs else None,

@@ -93,6 +93,10 @@ class Residency:
         """Memory for the images that jobs have."""
         return self._space.decoding
 
+    def watch_device(self, is_computing: Callable[[str], bool]) -> None:
+        """From now on a model leaves the device only while the device has no batch of it, as `is_computing` says."""
+        self._space.is_computing = is_computing
+
     # What is served
 
     def lanes(self) -> list[str]:

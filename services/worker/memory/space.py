@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 _LOOK_AGAIN_SECONDS: Final = 0.05
 """How often a load that waits for room checks again when only its waiting time, on which eviction depends too, has changed."""
 
+_COMPUTING_SECONDS: Final = 0.002
+"""How often an eviction checks whether the last batch of a model without jobs is over."""
+
 _PATIENCE_SECONDS: Final = 60.0
 """A load that has waited so long for room may evict any model that is not pinned, however much work that model has."""
 
@@ -94,6 +97,8 @@ class Space:
         self._going: list[Holding] = []  # have left `places`, and their memory is being given back
         self.backlog: Mapping[str, int] = {}
         """Tokens queued in lanes, by model."""
+        self.is_computing: Callable[[str], bool] = _computes_nothing
+        """Whether the device has a batch of the model: after its last job was cancelled, it may have one for a moment."""
         self.is_crowded = False
         """A load waits, and the rules forbid enough evictions for now."""
         self._floor = 0.0
@@ -271,6 +276,8 @@ class Space:
 
     async def _unload(self, model: str, drained: asyncio.Event, *, to_host: bool) -> None:
         await drained.wait()
+        while self.is_computing(model):  # noqa: ASYNC110  # the device thread sets no event: this is rare and over in milliseconds
+            await asyncio.sleep(_COMPUTING_SECONDS)
         self.places[model].resident.adapters.clear()
         self.images.forget(model, self.places[model].resident.model)
         size = self.places[model].device.size.bytes
@@ -369,6 +376,11 @@ class Space:
             meter=self.meter(name),
             images=self.images.serve(name, model),
         )
+
+
+def _computes_nothing(model: str) -> bool:
+    """`Space.is_computing` while nothing computes."""
+    return False
 
 
 def _is_idle(one: Candidate) -> bool:
