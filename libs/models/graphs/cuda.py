@@ -10,7 +10,9 @@ pytorch pull request 180395). `CudaCapture._abandon` does what is left.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
@@ -89,13 +91,33 @@ class CudaGraph:
             self.buffer = self._output = torch.empty(0, dtype=torch.int32)
 
 
+@cache
+def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """Return the streams of captures and of copies to graphs' buffers, which all models share: one after the other uses them."""
+    return torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _private_workspaces() -> Iterator[None]:
+    """Let cuBLAS allocate its workspaces within the capture, so that they are in the graphs' pool.
+
+    torch keeps one for each stream. One from before the capture may be freed while graphs use it, and one from within it would keep
+    the pool's memory when the graphs are gone, so they are forgotten at the beginning and at the end (as `torch._inductor` does).
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
 class CudaCapture:
     """A `Capture` of one CUDA device: the graphs of one model, or of one step of decoding, and their memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         index = device.index
         self._device = torch.device(device.type, torch.cuda.current_device() if index is None else index)
-        self._captures, self._copies = (torch.cuda.Stream(self._device) for _ in range(2))  # type: ignore[no-untyped-call]
+        self._captures, self._copies = _streams(self._device)
         # Mutable state. torch frees a pool once its last graph is reset, after which its handle must not be used again.
         self._pool: _POOL_HANDLE | None = None
         self._graphs: WeakSet[CudaGraph] = WeakSet()
@@ -125,7 +147,8 @@ class CudaCapture:
                 for _ in range(_WARM_UPS):
                     forward(buffer)
                 self._captures.synchronize()
-                graph, output = self._record(forward, buffer)
+                with _private_workspaces():
+                    graph, output = self._record(forward, buffer)
         except BaseException:
             self.drop()
             raise
@@ -156,15 +179,17 @@ class CudaCapture:
         """Bring the stream, torch's allocator and its random numbers back to their state before a capture that failed.
 
         1. The stream still captures if `forward` raised: the capture is ended, and torch does all the rest unless that fails, too.
-        2. torch did not end the allocation to the pool: it is ended here. As torch does not count the graph as captured, it would
-           not release the pool either, and the generator of random numbers still refuses to be used outside of a capture.
-        3. torch did: the call raises. The pool is released when the graph is reset, and must not be released twice, because
-           `empty_cache` checks that the count is 0.
+        2. The graph is reset, which releases the pool if torch ended the allocation to it. In that case it must not be released
+           again, because `empty_cache` checks that the count is 0, and the following step raises at once.
+        3. Otherwise the allocation is ended and the pool is released here, and the generator of random numbers, which still refuses
+           to be used outside of a capture, gets another state.
         """
         index = self._device.index
         with suppress(Exception):
             if torch.cuda.is_current_stream_capturing():
                 graph.capture_end()
+        with suppress(Exception):
+            graph.reset()
         with suppress(Exception):
             torch._C._cuda_endAllocateToPool(index, pool)
             with suppress(Exception):
@@ -172,5 +197,3 @@ class CudaCapture:
             fresh = torch.Generator(self._device)
             fresh.seed()
             torch.cuda.default_generators[index].graphsafe_set_state(fresh.graphsafe_get_state())
-        with suppress(Exception):
-            graph.reset()
