@@ -53,7 +53,7 @@ class CudaGraph:
     def __init__(self, graph: torch.cuda.CUDAGraph, buffer: Tensor, output: Tensor, copies: torch.cuda.Stream, size: int) -> None:
         self.buffer, self.bytes, self.is_dropped = buffer, size, False
         self._graph, self._output, self._copies = graph, output, copies
-        self._pinned = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
+        self._pinned = _pinned_like(buffer)
         self._inputs: Ids = self._pinned.numpy()
         self._copied, self._ran = (torch.cuda.Event() for _ in range(2))  # type: ignore[no-untyped-call]
         self._answers: list[tuple[Tensor, torch.cuda.Event]] = []  # the one to write next is first
@@ -73,10 +73,7 @@ class CudaGraph:
 
     def start_copy(self) -> CudaCopy:
         if not self._answers:  # with the check after the capture, so not in a request
-            self._answers = [
-                (torch.empty(self._output.shape, dtype=self._output.dtype, pin_memory=True), torch.cuda.Event())  # type: ignore[no-untyped-call]
-                for _ in range(2)
-            ]
+            self._answers = [(_pinned_like(self._output), torch.cuda.Event()) for _ in range(2)]  # type: ignore[no-untyped-call]
         answer, copied = self._answers[0]
         self._answers.reverse()
         answer.copy_(self._output, non_blocking=True)
@@ -89,6 +86,11 @@ class CudaGraph:
             self._graph.reset()
             # A graph that a caller still holds must not keep the pool's memory.
             self.buffer = self._output = torch.empty(0, dtype=torch.int32)
+
+
+def _pinned_like(tensor: Tensor) -> Tensor:
+    """Return page-locked host memory for a copy."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
 
 @cache
@@ -181,19 +183,22 @@ class CudaCapture:
         1. The stream still captures if `forward` raised: the capture is ended, and torch does all the rest unless that fails, too.
         2. The graph is reset, which releases the pool if torch ended the allocation to it. In that case it must not be released
            again, because `empty_cache` checks that the count is 0, and the following step raises at once.
-        3. Otherwise the allocation is ended and the pool is released here, and the generator of random numbers, which still refuses
-           to be used outside of a capture, gets another state.
+        3. Otherwise the allocation is ended and the pool is released here.
+        4. If the capture could not be ended, the generator of random numbers still refuses to be used outside of a capture: it gets
+           another state.
         """
-        index = self._device.index
+        index, is_ended = self._device.index, False
         with suppress(Exception):
             if torch.cuda.is_current_stream_capturing():
                 graph.capture_end()
+                is_ended = True
         with suppress(Exception):
             graph.reset()
         with suppress(Exception):
             torch._C._cuda_endAllocateToPool(index, pool)
-            with suppress(Exception):
-                torch._C._cuda_releasePool(index, pool)
-            fresh = torch.Generator(self._device)
-            fresh.seed()
-            torch.cuda.default_generators[index].graphsafe_set_state(fresh.graphsafe_get_state())
+            torch._C._cuda_releasePool(index, pool)
+        with suppress(Exception):
+            if not is_ended:
+                fresh = torch.Generator(self._device)
+                fresh.seed()
+                torch.cuda.default_generators[index].graphsafe_set_state(fresh.graphsafe_get_state())
