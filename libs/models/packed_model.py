@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import RLock
 
@@ -16,7 +17,8 @@ from libs.catalog.card import Card
 from libs.catalog.checkpoint.tasks import OwnAdapters
 from libs.models.answering import extracted
 from libs.models.documents import read_text_layers
-from libs.models.graphs.graphs import Graphs
+from libs.models.graphs.capture import PendingCopy
+from libs.models.graphs.graphs import Graphs, Replayed
 from libs.models.head import Compacts, ModelHead, PreemptedHead, ReadsDevice
 from libs.models.layers.encoder import resident_bytes
 from libs.models.loaded.cuda_queue import cuda_queue
@@ -25,7 +27,7 @@ from libs.models.loaded.peft import Names
 from libs.models.loaded.probe import activation_bytes_per_token, image_bytes
 from libs.models.loaded.tasks import add_own_adapters
 from libs.models.loaded.tiers import Arena, ParkedModel, copying, sharing, tensors_of
-from libs.models.packed import Packed, Rows
+from libs.models.packed import Packed
 from libs.models.pending import DeviceQueue, Submission
 from libs.models.processor import Processor
 from libs.models.recall import Find, Recall
@@ -133,7 +135,10 @@ class PackedModel:
                 self._arena.wait()
             called = between if self._device.type == "cpu" else nothing_between
             computed = self._compute(head, [sequences[i] for i in order], called)
-            rows = _joined([self._outputs(*one, computed.packed)[computed.shared :] for one in computed.of_heads])
+            if computed.copy is not None:
+                rows = computed.split_copy(computed.copy)
+            else:
+                rows = _joined([self._outputs(*one, computed.packed)[computed.shared :] for one in computed.of_heads])
         outputs = dict(zip(order, rows, strict=True))
         return [outputs[i] for i in range(len(sequences))]
 
@@ -156,8 +161,8 @@ class PackedModel:
             self.queue.begin()
             computed = self._compute(head, [sequences[i] for i in order], nothing_between)
             # All heads are launched before the first copy, and what is compacted is copied once its size is known.
-            whole = [tensor for each, result in computed.of_heads if not isinstance(each, Compacts) for tensor in result]
-            self._last = submission = self.queue.submit(whole)
+            plain = [result for each, result in computed.of_heads if not isinstance(each, Compacts)]
+            self._last = submission = self.queue.submit([] if computed.copy is not None else list(chain.from_iterable(plain)))
         return PackedBatch(self, self.queue, computed, submission, order)
 
     def _collected(self, submission: Submission) -> None:
@@ -214,17 +219,14 @@ class PackedModel:
         heads = [trunk.heads[name] for name in head.split("+")]
         adapters = [item.adapter for item in packed]
         with self._adapters.bound(adapters, [item.tokens for item in packed]) if trunk is self.trunks[0] else nullcontext():
-            hidden, batch = self._hidden(trunk, packed, places, heads[0].rows if len(heads) == 1 else None, between)
-        return _Computed([(each, _run_head(each, hidden, batch, packed, between)) for each in heads], packed, len(shared))
-
-    def _hidden(
-        self, trunk: Trunk, packed: Sequence[InputSequence], places: Sequence[int | None], rows: Rows | None, between: Between
-    ) -> tuple[torch.Tensor, Packed]:
-        replayed = None if self._graphs is None else self._graphs.forward(trunk, packed, rows)
-        if replayed is not None:
-            return replayed
-        batch = trunk.pack(packed, places, between)
-        return trunk.encoder.forward(batch, rows, between), batch
+            done = None if self._graphs is None else self._graphs.forward(trunk, packed, heads)
+            if done is None:
+                batch = trunk.pack(packed, places, between)
+                hidden = trunk.encoder.forward(batch, heads[0].rows if len(heads) == 1 else None, between)
+                done = Replayed(hidden, batch, is_pooled=False)
+        if done.is_pooled:
+            return _Computed([(heads[0], (done.output,))], packed, len(shared), done.copy)
+        return _Computed([(each, _run_head(each, done.output, done.batch, packed, between)) for each in heads], packed, len(shared))
 
     @staticmethod
     def _outputs(head: ModelHead, result: tuple[torch.Tensor, ...], packed: Sequence[InputSequence]) -> list[Output]:
@@ -232,12 +234,30 @@ class PackedModel:
         return head.split(tuple(tensor.cpu().numpy() for tensor in result), packed)
 
     def keep_graphs(self, graphs: Graphs) -> None:
-        """From now on forwards of small batches are replayed from graphs, until the model is parked."""
+        """From now on forwards of small batches are replayed from graphs, until the model is parked. The shapes that most batches
+        have wait for `capture_graph`."""
         with self._computing:
             self._graphs = graphs
+            graphs.expect(self.trunks)
+
+    @property
+    def awaits_capture(self) -> bool:
+        """Whether `capture_graph` has something to do. May be called from any thread."""
+        graphs = self._graphs
+        return graphs is not None and graphs.is_pending
+
+    @torch.inference_mode()
+    def capture_graph(self) -> None:
+        """Capture the next graph that is worth it. On the device thread, while no batch is in progress; takes tens of
+        milliseconds."""
+        with self._computing:
+            if self._graphs is not None:
+                if self._arena is not None:
+                    self._arena.wait()
+                self._graphs.capture_one()
 
     def drop_graphs(self) -> None:
-        """Frees the memory of all graphs; they are captured anew when memory is granted. Waits for batches in progress."""
+        """Free the memory of all graphs; they are captured again when memory is granted. Waits for batches in progress."""
         with self._computing:
             if self._graphs is not None:
                 self._settle()
@@ -312,11 +332,17 @@ class PackedModel:
 @dataclass(frozen=True, slots=True)
 class _Computed:
     """A batch behind its last launch. `of_heads`: each head and its result on the device. `packed`: the sequences of the batch, of
-    which the first `shared` are prefixes without an output."""
+    which the first `shared` are prefixes without an output. `copy`: a graph's copy of the only head's result, on its way to the
+    host, with rows of fillers behind those of the batch."""
 
     of_heads: list[tuple[ModelHead, tuple[torch.Tensor, ...]]]
     packed: list[InputSequence]
     shared: int
+    copy: PendingCopy | None = None
+
+    def split_copy(self, copy: PendingCopy) -> list[Output]:
+        """The outputs, once the copy is over."""
+        return self.of_heads[0][0].split((copy.wait()[: len(self.packed)],), self.packed)
 
 
 class PackedBatch:
@@ -338,8 +364,8 @@ class PackedBatch:
         self._submission.wait()
         self._model._collected(self._submission)
         copies, computed = iter(self._submission.copies), self._computed
-        found: list[list[Output]] = []
-        for head, result in computed.of_heads:
+        found = [] if computed.copy is None else [computed.split_copy(computed.copy)]
+        for head, result in computed.of_heads if computed.copy is None else ():
             if isinstance(head, Compacts):
                 tensors = self._queue.read(partial(head.compact, result))
             else:  # copied once more, as the page-locked memory of the copies is scarce and outputs may be kept for minutes

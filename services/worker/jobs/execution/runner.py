@@ -76,6 +76,16 @@ class Outcomes(Protocol):
         """A forward pass began, or the device has nothing left to do."""
 
 
+class IdleWork(Protocol):
+    """Work for the device that no job waits for, in pieces of tens of milliseconds: captures of CUDA graphs."""
+
+    @property
+    def is_pending(self) -> bool: ...
+
+    def run(self) -> None:
+        """Do one piece. Called on the device thread while no batch waits or is in progress; raises nothing."""
+
+
 @runtime_checkable
 class KeepsSequences(Protocol):
     """A model that keeps what it has of sequences from one forward to the next."""
@@ -88,8 +98,9 @@ class Runner:
     """`add` prepared jobs from any thread; `outcomes` is called exactly once for each job, unless the job became unwanted.
 
     `clock` is monotonic, `unix_time` is for deadlines (both seconds). `ladder` runs forward passes; if it raises, the device is
-    lost and `ended` has its error. `enter` runs first on the device thread. `waste` counts every forward pass.
-    `launches_ahead`: the next batch may be launched before the last one is over, if the model can do so.
+    lost and `ended` has its error. `enter` runs first on the device thread. `waste` counts every forward pass. `idle_work` is done
+    while no batch waits or is on the device. `launches_ahead`: the next batch may be launched before the last one is over, if the
+    model can do so.
     """
 
     def __init__(
@@ -102,6 +113,7 @@ class Runner:
         ladder: Ladder,
         enter: Callable[[], None],
         waste: Waste,
+        idle_work: IdleWork | None = None,
         launches_ahead: bool = False,
     ) -> None:
         self.ended: Future[None] = Future()
@@ -113,6 +125,7 @@ class Runner:
         self._ladder = ladder
         self._enter = enter
         self._waste = waste
+        self._idle_work = idle_work
         self._launches_ahead = launches_ahead
         # Of the device thread alone.
         self._caps = Caps(limits.tokens)
@@ -139,6 +152,11 @@ class Runner:
         """Runs no further batch and reports no further outcome; `ended` resolves when the batch in progress is over."""
         with self._condition:
             self._stopping = True
+            self._condition.notify()
+
+    def wake(self) -> None:
+        """Makes an idle device thread look for idle work. Any thread."""
+        with self._condition:
             self._condition.notify()
 
     @property
@@ -215,9 +233,21 @@ class Runner:
                     return batch
                 self._free_at = 0.0
                 self._outcomes.device_changed()
-                self._condition.wait()
+                if not self._do_idle_work():
+                    self._condition.wait()
                 has_waited = True
         return None
+
+    def _do_idle_work(self) -> bool:
+        """Does one piece of idle work, without the lock, so that jobs can be added. False: there is none."""
+        if self._idle_work is None or not self._idle_work.is_pending:
+            return False
+        self._condition.release()
+        try:
+            self._idle_work.run()
+        finally:
+            self._condition.acquire()
+        return True
 
     def _run_ahead(self) -> None:
         """Runs batches until the runner stops, at most two of them on the device at a time."""
