@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,11 +43,32 @@ class PreemptedHead(Protocol):
 
 
 @runtime_checkable
+class ReadsDevice(Protocol):
+    """A head whose `forward` reads a value from the device and so waits for all that was launched before."""
+
+    reads_device: Literal[True]
+
+
+@runtime_checkable
+class CapturableHead(ModelHead, Protocol):
+    """A head with one output, a row for each sequence, that can be computed in a CUDA graph."""
+
+    def pool(self, hidden: Tensor, cu_seqlens: Tensor, *, is_one_row: bool) -> Tensor:
+        """Compute the output of `forward` without reading a value on the host.
+
+        `hidden`: [tokens, hidden], or [sequences, hidden] if `rows` chose them (`is_one_row`). `cu_seqlens`: [sequences + 1].
+        """
+
+
+@runtime_checkable
 class Compacts(Protocol):
     """A head that compacts its output on the device, to copy less to the host. `split` then gets the compacted arrays."""
 
     def compact(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """`tensors`: the output of `forward`. Called after the batch's last launch, so it may wait for the device."""
+        """`tensors`: the output of `forward`. Called after the batch's last launch, so it may wait for the device.
+
+        Another batch may have been launched since, so `tensors` must not be views of the hidden states.
+        """
 
 
 def row_each(array: Array) -> list[Output]:

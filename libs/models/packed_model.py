@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import RLock
 
@@ -14,15 +17,18 @@ from libs.catalog.card import Card
 from libs.catalog.checkpoint.tasks import OwnAdapters
 from libs.models.answering import extracted
 from libs.models.documents import read_text_layers
-from libs.models.graphs.graphs import Graphs
-from libs.models.head import Compacts, ModelHead, PreemptedHead
+from libs.models.graphs.capture import PendingCopy
+from libs.models.graphs.graphs import Graphs, Replayed
+from libs.models.head import Compacts, ModelHead, PreemptedHead, ReadsDevice
 from libs.models.layers.encoder import resident_bytes
+from libs.models.loaded.cuda_queue import cuda_queue
 from libs.models.loaded.lora import Adapters
 from libs.models.loaded.peft import Names
 from libs.models.loaded.probe import activation_bytes_per_token, image_bytes
 from libs.models.loaded.tasks import add_own_adapters
 from libs.models.loaded.tiers import Arena, ParkedModel, copying, sharing, tensors_of
-from libs.models.packed import Packed, Rows
+from libs.models.packed import Packed
+from libs.models.pending import DeviceQueue, Submission
 from libs.models.processor import Processor
 from libs.models.recall import Find, Recall
 from libs.models.results import ExtractResult, Result
@@ -77,6 +83,9 @@ class PackedModel:
         self._computing = RLock()
         self._arena: Arena | None = None
         self._graphs: Graphs | None = None
+        self.queue: DeviceQueue | None = cuda_queue(device) if device.type == "cuda" else None
+        """The queue of an asynchronous device; None: a forward has computed when it returns."""
+        self._last: Submission | None = None  # launched last and not collected yet; guarded by `_computing`
         self.largest_picture = 0
         """Tokens of the largest input of its tower, in the tower."""
         self.recall: Recall | None = None
@@ -118,15 +127,53 @@ class PackedModel:
 
         `between` is called on a CPU only: an accelerator computes asynchronously, after the host has launched all layers.
         """
-        # Adjacent sequences of one adapter share a product, and those of equal length a kernel call on CPU.
-        order = sorted(range(len(sequences)), key=lambda i: (sequences[i].adapter, sequences[i].tokens, sequences[i].seen))
+        if self.queue is not None:
+            return self.launch(head, sequences).collect()
+        order = _order(sequences)
         with self._computing:
             if self._arena is not None:
                 self._arena.wait()
             called = between if self._device.type == "cpu" else nothing_between
-            rows = self._run(head, [sequences[i] for i in order], called)
+            computed = self._compute(head, [sequences[i] for i in order], called)
+            if computed.copy is not None:
+                rows = computed.split_copy(computed.copy)
+            else:
+                rows = _joined([self._outputs(*one, computed.packed)[computed.shared :] for one in computed.of_heads])
         outputs = dict(zip(order, rows, strict=True))
         return [outputs[i] for i in range(len(sequences))]
+
+    def can_launch(self, head: Head) -> bool:
+        """As `LaunchesBatches.can_launch`. A tower's inputs are copied to the device while the host waits."""
+        if self.queue is None:
+            return False
+        trunk = self._trunk(head)
+        return trunk.tower is None and not any(isinstance(trunk.heads[name], ReadsDevice) for name in head.split("+"))
+
+    @torch.inference_mode()
+    def launch(self, head: Head, sequences: Sequence[InputSequence]) -> PackedBatch:
+        """As `LaunchesBatches.launch`. Raises RuntimeError on a device that is not asynchronous."""
+        if self.queue is None:
+            raise RuntimeError("a batch can be launched on an asynchronous device only: call forward")
+        order = _order(sequences)
+        with self._computing:
+            if self._arena is not None:
+                self._arena.wait()
+            self.queue.begin()
+            computed = self._compute(head, [sequences[i] for i in order], nothing_between)
+            # All heads are launched before the first copy, and what is compacted is copied once its size is known.
+            plain = [result for each, result in computed.of_heads if not isinstance(each, Compacts)]
+            self._last = submission = self.queue.submit([] if computed.copy is not None else list(chain.from_iterable(plain)))
+        return PackedBatch(self, self.queue, computed, submission, order)
+
+    def _collected(self, submission: Submission) -> None:
+        with self._computing:
+            if self._last is submission:
+                self._last = None
+
+    def _settle(self) -> None:
+        """Waits until the device has computed all batches that were launched. `_computing` is held. Raises the device's error."""
+        if self._last is not None:
+            self._last.wait()
 
     def forward_all(self, prepared: Prepared) -> list[Output]:
         """Runs all sequences of a job, those of each head as one batch: one output each, in their order."""
@@ -162,7 +209,8 @@ class PackedModel:
         """Unloads an adapter, if it is loaded. Any thread; not while sequences that name it are waiting."""
         self._adapters.remove(name)
 
-    def _run(self, head: Head, sequences: Sequence[InputSequence], between: Between) -> list[Output]:
+    def _compute(self, head: Head, sequences: Sequence[InputSequence], between: Between) -> _Computed:
+        """Launches the encoder and all heads: a copy to the host that waits for the device follows."""
         shared = _shared(sequences)
         packed = [*shared.values(), *sequences]
         number = {key: place for place, key in enumerate(shared)}
@@ -171,20 +219,14 @@ class PackedModel:
         heads = [trunk.heads[name] for name in head.split("+")]
         adapters = [item.adapter for item in packed]
         with self._adapters.bound(adapters, [item.tokens for item in packed]) if trunk is self.trunks[0] else nullcontext():
-            hidden, batch = self._hidden(trunk, packed, places, heads[0].rows if len(heads) == 1 else None, between)
-        # All heads are launched first: the first copy to the host synchronises with the device.
-        results = [_run_head(each, hidden, batch, packed, between) for each in heads]
-        outputs = [self._outputs(each, result, packed)[len(shared) :] for each, result in zip(heads, results, strict=True)]
-        return outputs[0] if len(outputs) == 1 else list(zip(*outputs, strict=True))
-
-    def _hidden(
-        self, trunk: Trunk, packed: Sequence[InputSequence], places: Sequence[int | None], rows: Rows | None, between: Between
-    ) -> tuple[torch.Tensor, Packed]:
-        replayed = None if self._graphs is None else self._graphs.forward(trunk, packed, rows)
-        if replayed is not None:
-            return replayed
-        batch = trunk.pack(packed, places, between)
-        return trunk.encoder.forward(batch, rows, between), batch
+            done = None if self._graphs is None else self._graphs.forward(trunk, packed, heads)
+            if done is None:
+                batch = trunk.pack(packed, places, between)
+                hidden = trunk.encoder.forward(batch, heads[0].rows if len(heads) == 1 else None, between)
+                done = Replayed(hidden, batch, is_pooled=False)
+        if done.is_pooled:
+            return _Computed([(heads[0], (done.output,))], packed, len(shared), done.copy)
+        return _Computed([(each, _run_head(each, done.output, done.batch, packed, between)) for each in heads], packed, len(shared))
 
     @staticmethod
     def _outputs(head: ModelHead, result: tuple[torch.Tensor, ...], packed: Sequence[InputSequence]) -> list[Output]:
@@ -192,14 +234,33 @@ class PackedModel:
         return head.split(tuple(tensor.cpu().numpy() for tensor in result), packed)
 
     def keep_graphs(self, graphs: Graphs) -> None:
-        """From now on forwards of small batches are replayed from graphs, until the model is parked."""
+        """From now on forwards of small batches are replayed from graphs, until the model is parked. The shapes that most batches
+        have wait for `capture_graph`."""
         with self._computing:
             self._graphs = graphs
+            graphs.expect(self.trunks)
 
-    def drop_graphs(self) -> None:
-        """Frees the memory of all graphs; they are captured anew when memory is granted. Waits for a forward in progress."""
+    @property
+    def awaits_capture(self) -> bool:
+        """Whether `capture_graph` has something to do. May be called from any thread."""
+        graphs = self._graphs
+        return graphs is not None and graphs.is_pending
+
+    @torch.inference_mode()
+    def capture_graph(self) -> None:
+        """Capture the next graph that is worth it. On the device thread, while no batch is in progress; takes tens of
+        milliseconds."""
         with self._computing:
             if self._graphs is not None:
+                if self._arena is not None:
+                    self._arena.wait()
+                self._graphs.capture_one()
+
+    def drop_graphs(self) -> None:
+        """Free the memory of all graphs; they are captured again when memory is granted. Waits for batches in progress."""
+        with self._computing:
+            if self._graphs is not None:
+                self._settle()
                 self._graphs.drop()
 
     def recall_from(self, find: Find | None) -> bool:
@@ -230,7 +291,12 @@ class PackedModel:
             self._arena.drop_host_copy()
 
     def park(self) -> ParkedModel[PackedModel]:
-        """Moves the model to host memory and unloads its adapters. No forward may be in progress, or start before `resume`."""
+        """Moves the model to host memory and unloads its adapters. No forward may start before `resume`.
+
+        Waits for the batches that were launched: their kernels read the weights, and their outputs can still be collected.
+        """
+        with self._computing:
+            self._settle()
         for name in self._adapters.directories():
             self._adapters.remove(name)
         self.drop_graphs()  # they read the weights where these are now
@@ -261,6 +327,70 @@ class PackedModel:
         wide = self.widen()
         wide._adapters.follow(self._adapters)
         return wide
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """A batch behind its last launch. `of_heads`: each head and its result on the device. `packed`: the sequences of the batch, of
+    which the first `shared` are prefixes without an output. `copy`: a graph's copy of the only head's result, on its way to the
+    host, with rows of fillers behind those of the batch."""
+
+    of_heads: list[tuple[ModelHead, tuple[torch.Tensor, ...]]]
+    packed: list[InputSequence]
+    shared: int
+    copy: PendingCopy | None = None
+
+    def split_copy(self, copy: PendingCopy) -> list[Output]:
+        """The outputs, once the copy is over."""
+        return self.of_heads[0][0].split((copy.wait()[: len(self.packed)],), self.packed)
+
+
+class PackedBatch:
+    """A `PendingBatch`. `order`: the places of the packed sequences in the batch as it was launched."""
+
+    def __init__(
+        self, model: PackedModel, queue: DeviceQueue, computed: _Computed, submission: Submission, order: Sequence[int]
+    ) -> None:
+        self._model, self._queue, self._computed, self._submission, self._order = model, queue, computed, submission, order
+
+    def is_done(self) -> bool:
+        return self._submission.is_done()
+
+    def wait(self) -> None:
+        self._submission.wait()
+
+    @torch.inference_mode()
+    def collect(self) -> list[Output]:
+        self._submission.wait()
+        self._model._collected(self._submission)
+        copies, computed = iter(self._submission.copies), self._computed
+        found = [] if computed.copy is None else [computed.split_copy(computed.copy)]
+        for head, result in computed.of_heads if computed.copy is None else ():
+            if isinstance(head, Compacts):
+                tensors = self._queue.read(partial(head.compact, result))
+            else:  # copied once more, as the page-locked memory of the copies is scarce and outputs may be kept for minutes
+                tensors = tuple(next(copies).clone() for _ in result)
+            found.append(head.split(tuple(tensor.numpy() for tensor in tensors), computed.packed)[computed.shared :])
+        outputs = dict(zip(self._order, _joined(found), strict=True))
+        return [outputs[place] for place in range(len(outputs))]
+
+    @property
+    def seconds(self) -> float:
+        return self._submission.seconds
+
+    @property
+    def idle_seconds(self) -> float:
+        return self._submission.idle_seconds
+
+
+def _order(sequences: Sequence[InputSequence]) -> list[int]:
+    """Adjacent sequences of one adapter share a product, and those of equal length a kernel call on CPU."""
+    return sorted(range(len(sequences)), key=lambda i: (sequences[i].adapter, sequences[i].tokens, sequences[i].seen))
+
+
+def _joined(of_heads: list[list[Output]]) -> list[Output]:
+    """The outputs of each head for a batch as one output for each sequence."""
+    return of_heads[0] if len(of_heads) == 1 else list(zip(*of_heads, strict=True))
 
 
 def _run_head(

@@ -164,7 +164,10 @@ class Worker:
             ladder=Ladder(device.recover, device.trim, self._relieve),
             enter=device.enter,
             waste=waste,
+            launches_ahead=device.batches_in_flight > 1,
+            idle_work=residency.graphs,
         )
+        residency.watch_device(runner.is_computing)
         self.metrics = WorkerMetrics(settings.pool, device, residency, waste, runner.device_time)
         heartbeat = self._heartbeat = Heartbeat(
             link,
@@ -266,6 +269,7 @@ class Worker:
     def _models_changed(self) -> None:
         self._pull_again.set()
         self._report_again.set()
+        self._runner.wake()
 
 
 def _residency(settings: Settings, device: Device, tasks: asyncio.TaskGroup, *, changed: Callable[[], None]) -> Residency:

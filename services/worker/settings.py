@@ -63,8 +63,10 @@ class Settings:
     device's on an accelerator."""
     host_bytes: int | None = None
     """Bytes of host memory for warm models. None: 0 on a CPU, half of the host's memory on an accelerator."""
-    cuda_graphs: int = 0
+    cuda_graphs: int = 48
     """CUDA graphs that each model may keep, for forwards of small batches. 0: every forward is launched eagerly."""
+    cuda_in_flight: int = 2
+    """Batches that a CUDA device may have at once: 2 launches the next batch before the last one is over, 1 does not."""
     image_cache_bytes: int = 128 << 20
     """Bytes of free memory that outputs of images may take, so that an image that is asked again is neither decoded nor computed.
     128 MiB are 50,000 vectors of 512 numbers, or 250 pages of 1,030 vectors of 128. 0: none are kept."""
@@ -100,6 +102,7 @@ class Settings:
         check(self.memory_bytes >= 0, "SHOAL_MEMORY_BYTES", "at least 1, or 0 for the device's default")
         check(self.host_bytes is None or self.host_bytes >= 0, "SHOAL_HOST_BYTES", "at least 0, or empty for the device's default")
         check(self.cuda_graphs >= 0, "SHOAL_CUDA_GRAPHS", "at least 1, or 0 for none")
+        check(self.cuda_in_flight in (1, 2), "SHOAL_CUDA_IN_FLIGHT", "1 or 2")
         check(self.image_cache_bytes >= 0, "SHOAL_IMAGE_CACHE_BYTES", "at least 1, or 0 for none")
         check(self.adapters >= 1, "SHOAL_ADAPTERS", "at least 1")
         check(self.eviction in POLICIES, "SHOAL_EVICTION", f"one of {', '.join(POLICIES)}")
@@ -132,7 +135,8 @@ class Settings:
             batch_seconds=number(environ, "SHOAL_BATCH_SECONDS", 0.05),
             memory_bytes=integer(environ, "SHOAL_MEMORY_BYTES", 0),
             host_bytes=integer(environ, "SHOAL_HOST_BYTES", 0) if environ.get("SHOAL_HOST_BYTES") else None,
-            cuda_graphs=integer(environ, "SHOAL_CUDA_GRAPHS", 0),
+            cuda_in_flight=integer(environ, "SHOAL_CUDA_IN_FLIGHT", 2),
+            cuda_graphs=integer(environ, "SHOAL_CUDA_GRAPHS", 48),
             image_cache_bytes=integer(environ, "SHOAL_IMAGE_CACHE_BYTES", 128 << 20),
             adapters=integer(environ, "SHOAL_ADAPTERS", 32),
             eviction=environ.get("SHOAL_EVICTION") or DEFAULT,

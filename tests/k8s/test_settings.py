@@ -104,6 +104,7 @@ GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
             "SHOAL_BATCH_SECONDS",
             "SHOAL_BATCH_TOKENS",
             "SHOAL_CUDA_GRAPHS",
+            "SHOAL_CUDA_IN_FLIGHT",
             "SHOAL_DTYPE",
             "SHOAL_EVICTION",
             "SHOAL_GRACE_SECONDS",

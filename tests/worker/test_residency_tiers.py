@@ -216,3 +216,23 @@ async def test_a_resume_that_fails_gives_everything_back(tmp_path: Path, monkeyp
         await asyncio.sleep(0)
         assert (r.used_bytes, r.host_used_bytes) == (0, 0)
         await loaded(r, "org/a")
+
+
+async def test_a_model_leaves_once_the_device_has_no_batch_of_it(tmp_path: Path) -> None:
+    """Also if its jobs were cancelled while their batch was on the device."""
+    computing = {"org/a"}
+    async with residency(Checkpoints(tmp_path, "org/a", "org/b"), host_bytes=100) as r:
+        await loaded(r, "org/a")
+        await loaded(r, "org/b")
+        asked: list[str] = []
+
+        def is_computing(model: str) -> bool:
+            asked.append(model)
+            return model in computing
+
+        r.watch_device(is_computing)
+        r.evict("org/a")
+        await until(lambda: asked.count("org/a") > 2)
+        assert line(r, "org/a").state == RESIDENT
+        computing.clear()
+        await until(lambda: line(r, "org/a").state == WARM)

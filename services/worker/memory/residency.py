@@ -29,6 +29,7 @@ from services.worker.memory.adapters import MAX_ADAPTERS, AdapterLoader
 from services.worker.memory.budget import Size
 from services.worker.memory.decoding import DecodingMemory
 from services.worker.memory.files import ModelFiles, OnDisk
+from services.worker.memory.graphs import GraphMemory
 from services.worker.memory.loading import Loader, Loading
 from services.worker.memory.resident import REPORT_FAILURE_SECONDS, Failed, Resident
 from services.worker.memory.space import Space
@@ -92,6 +93,15 @@ class Residency:
     def decoding(self) -> DecodingMemory:
         """Memory for the images that jobs have."""
         return self._space.decoding
+
+    @property
+    def graphs(self) -> GraphMemory:
+        """CUDA graphs, which the device thread captures while no batch waits."""
+        return self._space.graphs
+
+    def watch_device(self, is_computing: Callable[[str], bool]) -> None:
+        """From now on a model leaves the device only while the device has no batch of it, as `is_computing` says."""
+        self._space.is_computing = is_computing
 
     # What is served
 

@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 _LOOK_AGAIN_SECONDS: Final = 0.05
 """How often a load that waits for room checks again when only its waiting time, on which eviction depends too, has changed."""
 
+_COMPUTING_SECONDS: Final = 0.002
+"""How often an eviction checks whether the last batch of a model without jobs is over."""
+
 _PATIENCE_SECONDS: Final = 60.0
 """A load that has waited so long for room may evict any model that is not pinned, however much work that model has."""
 
@@ -94,11 +97,13 @@ class Space:
         self._going: list[Holding] = []  # have left `places`, and their memory is being given back
         self.backlog: Mapping[str, int] = {}
         """Tokens queued in lanes, by model."""
+        self.is_computing: Callable[[str], bool] = _computes_nothing
+        """Whether the device has a batch of the model: after its last job was cancelled, it may have one for a moment."""
         self.is_crowded = False
         """A load waits, and the rules forbid enough evictions for now."""
         self._floor = 0.0
         self._turn = asyncio.Lock()
-        self._graphs = GraphMemory(device, self.device_memory, may_grow=lambda: not self._turn.locked())
+        self.graphs = GraphMemory(device, self.device_memory, may_grow=lambda: not self._turn.locked())
         self._wake = asyncio.Event()
         # Outputs are in host memory, of whichever device.
         ledger = self.device_memory if device.shares_memory else self.host.ledger
@@ -190,7 +195,7 @@ class Space:
                 while True:
                     self.make_room(request.size)
                     if self.device_memory.missing(request.size) > 0:
-                        await self._graphs.shed()
+                        await self.graphs.shed()
                     self._check_fits(request)
                     if warm is not None and self._shares_memory:
                         # Once there is room the model counts on the device, which is the same memory, and models evicted for it may
@@ -216,7 +221,7 @@ class Space:
         while not self.device_memory.resize(claim, request.size):
             if self.make_room(request.size, [claim]):
                 continue
-            if await self._graphs.shed():
+            if await self.graphs.shed():
                 continue
             self._check_fits(request, claim)
             self._start_evictions(request, claim)
@@ -271,13 +276,15 @@ class Space:
 
     async def _unload(self, model: str, drained: asyncio.Event, *, to_host: bool) -> None:
         await drained.wait()
+        while self.is_computing(model):  # noqa: ASYNC110  # the device thread sets no event: this is rare and over in milliseconds
+            await asyncio.sleep(_COMPUTING_SECONDS)
         self.places[model].resident.adapters.clear()
         self.images.forget(model, self.places[model].resident.model)
         size = self.places[model].device.size.bytes
         warm = await self._park(self.places[model]) if to_host else None
         # From here on this task holds no reference to the model, so that dropping it frees its memory.
         place = self.places.pop(model)
-        self._graphs.forget(model)
+        self.graphs.forget(model)
         claim = place.device
         if warm is None:
             if place.host is not None:
@@ -316,7 +323,7 @@ class Space:
     async def relieve(self, keep: str) -> bool:
         """Frees the memory of all CUDA graphs, or else of one model: a warm one where memory is shared, else one that is idle and
         not pinned, other than `keep`. False if there is none."""
-        if await self._graphs.shed():
+        if await self.graphs.shed():
             return True
         if self._shares_memory and self.images.used_bytes and self.images.give_back(self.images.granted_bytes):
             await in_thread(self._trim)
@@ -342,7 +349,7 @@ class Space:
             if place.host is None:
                 await in_thread(model.drop_host_copy)
         self.places[claim.name] = place
-        self._graphs.keep(resident, claim)
+        self.graphs.keep(resident, claim)
         return resident
 
     def readmit(self, warm: Warm, model: Model, claim: Claim, *, seconds: float, activation: float) -> Resident:
@@ -352,7 +359,7 @@ class Space:
         if not model.host_bytes:
             self.host.release_of(warm)
         self.places[warm.name] = Place(resident, warm.copy, claim, warm.host)
-        self._graphs.keep(resident, claim)
+        self.graphs.keep(resident, claim)
         return resident
 
     def _resident(self, name: str, model: Model, load_seconds: float, activation: float) -> Resident:
@@ -369,6 +376,11 @@ class Space:
             meter=self.meter(name),
             images=self.images.serve(name, model),
         )
+
+
+def _computes_nothing(model: str) -> bool:
+    """`Space.is_computing` while nothing computes."""
+    return False
 
 
 def _is_idle(one: Candidate) -> bool:

@@ -218,6 +218,10 @@ class WaitingRoom:
         """Numbers of the jobs that have sequences here."""
         return set(self._jobs)
 
+    def holds(self, job: int) -> bool:
+        """Whether the job has sequences here."""
+        return job in self._jobs
+
     def remove(self, jobs: Collection[int]) -> None:
         """Removes the sequences of these jobs."""
         for job in jobs:
@@ -277,10 +281,11 @@ class WaitingRoom:
         first = next(iter(self._lines[group][flow].waiting.values()))
         return running.tokens + first.tokens <= limits.tokens
 
-    def ran(self, batch: Batch, seconds: float, now: float) -> None:
-        """Charges the flows in the batch for the time that it took."""
+    def ran(self, batch: Batch, seconds: float, now: float, charged: float = 0.0) -> None:
+        """Charges the flows in the batch for the time that it took. `charged`: of that, the seconds that they were charged before
+        it was over, as an estimate; the difference may be negative."""
         self._now = now
-        rate = max(seconds, LEAST_SECONDS) / max(batch.tokens, 1)
+        rate = (max(seconds, LEAST_SECONDS) - charged) / max(batch.tokens, 1)
         for flow, tokens in batch.weighed.items():
             self._callers.charge(flow.caller, tokens * rate, now)
             share = self._shares.setdefault(flow.caller, _Share())

@@ -19,7 +19,8 @@ class DeviceTime:
         self.starved_seconds = 0.0
         """Jobs of the next batch were queued, loading or in preparation, and the device thread waited for them."""
         self.turnaround_seconds = 0.0
-        """The device thread's own work between two forward passes: answers are handed on and the next batch is cut."""
+        """Jobs of the next batch were there, and the device thread had other work between two forward passes: answers are handed on
+        and the next batch is cut. For batches that were launched ahead, the gap between the two as measured on the device."""
         self.cpu_seconds = 0.0
         """CPU time of the device thread in forward passes; not of the threads that compute with it."""
         self._ended_at = -math.inf
@@ -40,6 +41,11 @@ class DeviceTime:
     def ended(self, ended_at: float) -> None:
         """The forward pass that `began` is over."""
         self._ended_at = ended_at
+
+    def idled(self, seconds: float) -> None:
+        """The device had nothing to do for so long between two batches, of which the second was launched before the first was
+        collected. Measured on the device."""
+        self.turnaround_seconds += seconds
 
     def overtaken(self, seconds: float) -> None:
         """Other batches ran between two layers of a forward pass, and took so much longer than their own passes."""

@@ -1,8 +1,9 @@
 """Recovery from failed forward passes: the worker survives running out of memory, and a bad input fails only its own job.
 
-Called by `runner.py` on the device thread. Running out of memory is handled in steps, each only when the one before did not help:
-free the caches and retry; evict an idle model and retry; halve the batch, at most MAX_DEPTH times; then run the sequences one by
-one, so that only those fail that do not fit alone. Any other error halves the batch until what fails is a single sequence.
+Called by `runner.py` on the device thread, while no other batch is on the device. Running out of memory is handled in steps, each
+only when the one before did not help: free the caches and retry; evict an idle model and retry; halve the batch, at most MAX_DEPTH
+times; then run the sequences one by one, so that only those fail that do not fit alone. Any other error halves the batch until what
+fails is a single sequence.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 import torch
 
@@ -22,6 +24,8 @@ log = logging.getLogger(__name__)
 
 Forward = Callable[[list[InputSequence]], Sequence[Forwarded]]
 Outcome = Forwarded | ShoalError
+
+_Value = TypeVar("_Value")
 
 MAX_DEPTH: Final = 4
 """How often a batch that does not fit is halved before its sequences are tried one by one: down to a sixteenth."""
@@ -71,30 +75,33 @@ class Ladder:
 
     def run(self, model: str, forward: Forward, sequences: list[InputSequence]) -> Climbed:
         """Runs a batch. Raises what `recover` raises, and nothing else."""
-        outputs = _attempt(forward, sequences, model)
-        if not isinstance(outputs, _Failure):
-            return Climbed([*outputs])
+        outputs = attempt(partial(forward, sequences), sequences, model)
+        return self.climb(model, forward, sequences, outputs) if isinstance(outputs, Failure) else Climbed([*outputs])
+
+    def climb(self, model: str, forward: Forward, sequences: list[InputSequence], failure: Failure) -> Climbed:
+        """Recovers from a batch that has failed. Raises what `recover` raises, and nothing else."""
         climb = _Climb(model, forward, self)
-        outcomes = climb.after(outputs, sequences, depth=0)
+        outcomes = climb.after(failure, sequences, depth=0)
         return Climbed(outcomes, climb.fitted_tokens if climb.is_halved else 0, is_clean=False)
 
 
 @dataclass(frozen=True, slots=True)
-class _Failure:
+class Failure:
     """What is kept of an exception. The exception itself would keep the failed pass's frames, and so its activations, alive."""
 
     is_memory: bool
     kind: str
 
 
-def _attempt(forward: Forward, sequences: list[InputSequence], model: str) -> Sequence[Forwarded] | _Failure:
+def attempt(step: Callable[[], _Value], sequences: list[InputSequence], model: str) -> _Value | Failure:
+    """Runs one step of a batch, such as its forward pass, and returns its value or how it failed."""
     try:
-        return forward(sequences)
+        return step()
     except Exception as error:
         if is_out_of_memory(error):
-            return _Failure(True, type(error).__name__)
+            return Failure(True, type(error).__name__)
         log.exception("a forward pass failed", extra=fields({"model": model, **_size(sequences)}))
-        return _Failure(False, type(error).__name__)
+        return Failure(False, type(error).__name__)
 
 
 class _Climb:
@@ -111,12 +118,12 @@ class _Climb:
         self.is_halved = False
         self.fitted_tokens = 0
 
-    def after(self, failure: _Failure, sequences: list[InputSequence], depth: int) -> list[Outcome]:
+    def after(self, failure: Failure, sequences: list[InputSequence], depth: int) -> list[Outcome]:
         """The outcomes of sequences that have just failed together. `depth`: how often they were halved for memory."""
         self._ladder.recover()
         if failure.is_memory:
             again = self._with_more_room(failure, sequences)
-            if not isinstance(again, _Failure):
+            if not isinstance(again, Failure):
                 return [*again]
             failure = again
         if len(sequences) == 1:
@@ -134,18 +141,18 @@ class _Climb:
         outcomes: list[Outcome] = []
         for part in parts:
             outputs = self._try(part)
-            outcomes += self.after(outputs, part, depth) if isinstance(outputs, _Failure) else outputs
+            outcomes += self.after(outputs, part, depth) if isinstance(outputs, Failure) else outputs
         return outcomes
 
-    def _with_more_room(self, failure: _Failure, sequences: list[InputSequence]) -> Sequence[Forwarded] | _Failure:
+    def _with_more_room(self, failure: Failure, sequences: list[InputSequence]) -> Sequence[Forwarded] | Failure:
         """The first two steps: frees the caches (once a batch), then evicts idle models."""
-        outcome: Sequence[Forwarded] | _Failure = failure
+        outcome: Sequence[Forwarded] | Failure = failure
         if not self._is_freed:
             self._is_freed = True
             self._ladder.trim()
             self._log_step("the caches are freed", sequences)
             outcome = self._try_recovered(sequences)
-        while isinstance(outcome, _Failure) and outcome.is_memory and self._relieved(sequences):
+        while isinstance(outcome, Failure) and outcome.is_memory and self._relieved(sequences):
             outcome = self._try_recovered(sequences)
         return outcome
 
@@ -158,19 +165,19 @@ class _Climb:
             self._log_step("CUDA graphs or an idle model are evicted", sequences)
         return not self._has_nothing_idle
 
-    def _try_recovered(self, sequences: list[InputSequence]) -> Sequence[Forwarded] | _Failure:
+    def _try_recovered(self, sequences: list[InputSequence]) -> Sequence[Forwarded] | Failure:
         outcome = self._try(sequences)
-        if isinstance(outcome, _Failure):
+        if isinstance(outcome, Failure):
             self._ladder.recover()
         return outcome
 
-    def _try(self, sequences: list[InputSequence]) -> Sequence[Forwarded] | _Failure:
-        outcome = _attempt(self._forward, sequences, self._model)
-        if not isinstance(outcome, _Failure):
+    def _try(self, sequences: list[InputSequence]) -> Sequence[Forwarded] | Failure:
+        outcome = attempt(partial(self._forward, sequences), sequences, self._model)
+        if not isinstance(outcome, Failure):
             self.fitted_tokens = max(self.fitted_tokens, _tokens(sequences))
         return outcome
 
-    def _verdict(self, failure: _Failure, sequences: list[InputSequence]) -> ShoalError:
+    def _verdict(self, failure: Failure, sequences: list[InputSequence]) -> ShoalError:
         if not failure.is_memory:
             return InternalError(f"the model failed on this input: {failure.kind}")
         self._log_step("a sequence does not fit alone", sequences)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, NamedTuple, cast
+from typing import Final, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -92,6 +92,8 @@ class StructureHead(nn.Module):
 
     Spans are a sparse row over queries x (spans in `spans_of`'s order, then choices).
     """
+
+    reads_device: Literal[True] = True
 
     def __init__(self, state: Mapping[str, Tensor], counting: Counting, *, size: int, width: int, file: str) -> None:
         """`size`: of hidden states. `width`: words of the longest span. Raises ModelBroken for a tensor's shape."""

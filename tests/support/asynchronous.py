@@ -1,0 +1,116 @@
+"""An asynchronous device, where there is none: what is launched is computed at once on the CPU, but reaches the host late.
+
+Batches end in the order of their launches. Until a batch has ended, its copies on the host have content that no answer may have.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+UNWRITTEN = 0x7F
+"""Each byte of a copy on the host before its batch has ended: 3.4e38 as a float32."""
+
+
+class FakeSubmission:
+    """A `Submission`. `error`: the device's, which `wait` raises."""
+
+    def __init__(self, tensors: Sequence[Tensor], began: float) -> None:
+        self.copies = tuple(_unwritten(tensor) for tensor in tensors)
+        self.error: Exception | None = None
+        self.seconds = self.idle_seconds = 0.0
+        self.is_awaited = False
+        self.began = began
+        # A copy as of the launch, since whatever is launched later may overwrite them.
+        self._results = tuple(tensor.clone() for tensor in tensors)
+        self._ended = threading.Event()
+
+    def end(self, before: float) -> float:
+        """Ends the batch. `before`: when the batch before ended. Returns the present time."""
+        for copy, result in zip(self.copies, self._results, strict=True):
+            copy.copy_(result)
+        now = time.monotonic()
+        self.idle_seconds = max(0.0, self.began - before) if before else 0.0
+        self.seconds = now - max(self.began, before)
+        self._ended.set()
+        return now
+
+    def is_done(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self) -> None:
+        self.is_awaited = True
+        assert self._ended.wait(30), "the fake device was not told to end the batch"
+        if self.error is not None:
+            raise self.error
+
+
+class FakeQueue:
+    """A `DeviceQueue`. `is_manual`: batches end when `end_one` is called, else at once when somebody waits or asks.
+
+    `most_pending`: the most batches that were on the device at once. `submissions`: all, in order.
+    """
+
+    def __init__(self, *, is_manual: bool = False) -> None:
+        self.submissions: list[FakeSubmission] = []
+        self.most_pending = 0
+        self._is_manual = is_manual
+        self._lock = threading.Lock()
+        self._pending: deque[FakeSubmission] = deque()
+        self._began = 0.0
+        self._ended_at = 0.0
+
+    @property
+    def pending(self) -> int:
+        """Batches that were launched and have not ended."""
+        return len(self._pending)
+
+    def begin(self) -> None:
+        self._began = time.monotonic()
+
+    def submit(self, tensors: Sequence[Tensor]) -> FakeSubmission:
+        submission = FakeSubmission(tensors, self._began) if self._is_manual else _Eager(self, tensors, self._began)
+        with self._lock:
+            self.submissions.append(submission)
+            self._pending.append(submission)
+            self.most_pending = max(self.most_pending, len(self._pending))
+        return submission
+
+    def end_one(self, error: Exception | None = None) -> FakeSubmission:
+        """Ends the batch that was launched first, with the device's error if there is one."""
+        with self._lock:
+            submission = self._pending.popleft()
+            submission.error = error
+            self._ended_at = submission.end(self._ended_at)
+        return submission
+
+    def end_until(self, submission: FakeSubmission) -> None:
+        """Ends all batches up to this one."""
+        while not submission.is_done():
+            self.end_one()
+
+    def read(self, function: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        return tuple(tensor.clone() for tensor in function())
+
+
+class _Eager(FakeSubmission):
+    """A batch that ends when somebody waits for it."""
+
+    def __init__(self, queue: FakeQueue, tensors: Sequence[Tensor], began: float) -> None:
+        super().__init__(tensors, began)
+        self._queue = queue
+
+    def wait(self) -> None:
+        self._queue.end_until(self)
+        super().wait()
+
+
+def _unwritten(tensor: Tensor) -> Tensor:
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+    copy.view(-1).view(torch.uint8).fill_(UNWRITTEN)
+    return copy
