@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import gc
 import resource
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,17 @@ def freeze() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def use_expandable_segments(environment: MutableMapping[str, str]) -> None:
+    """Let torch's CUDA allocator map pages into segments that grow. Must run before torch is imported, which reads this once.
+
+    A segment of a fixed size that is split for a smaller model cannot be given back while that model lives, so that a larger one
+    finds no piece although enough is free (docs/decisions/0051-expandable-segments.md). A configuration that is there already, under
+    the present or the earlier name of the variable, stays as it is.
+    """
+    if "PYTORCH_CUDA_ALLOC_CONF" not in environment:
+        environment.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
 def trim() -> None:
