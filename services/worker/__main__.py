@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import sys
@@ -20,11 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("services.worker")
 
-# malloc.h
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_M_ARENA_MAX = -8
-
+_HEAPS = 2
 _MMAP_THRESHOLD_BYTES = 32 << 20
 _TRIM_THRESHOLD_BYTES = 64 << 20
 _COMPILED_PRODUCTS = "256"
@@ -75,11 +70,7 @@ def _limit_heaps() -> None:
     and none. Huge pages, which torch asks the kernel for on this variable, make that 1.00 s.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 2)
-        mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
+    memory.limit_heaps(mmap_bytes=_MMAP_THRESHOLD_BYTES, trim_bytes=_TRIM_THRESHOLD_BYTES, heaps=_HEAPS)
 
 
 def limit_compiled_products() -> None:

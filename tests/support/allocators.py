@@ -1,7 +1,7 @@
 """CUDA's caching allocator as torch has it, without a device: segments, best fit, splits and merges, or pages that are remapped.
 
-Rules and sizes are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.11), for one stream and allocations above 1 MiB: what a worker's
-copy stream allocates for weights.
+Rules and sizes are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.11), for one stream and allocations above 1 MiB: what a
+worker's copy stream allocates for weights.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class FakeSegments:
 
 
 class FakeExpandable:
-    """One expandable segment: a range of addresses whose pages are mapped when they are needed, and unmapped when memory is short."""
+    """One expandable segment: a range of addresses whose pages are mapped when needed, and unmapped when memory is short."""
 
     def __init__(self, device_bytes: int) -> None:
         self._pages = device_bytes // LARGE_SEGMENT_BYTES

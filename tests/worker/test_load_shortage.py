@@ -130,9 +130,7 @@ async def _true() -> bool:
     return True
 
 
-async def test_a_resume_that_finds_no_memory_keeps_the_copy_in_host_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_resume_that_finds_no_memory_keeps_the_copy_in_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Checkpoints(tmp_path, "org/a", "org/b")
     store.has_copies = True
     attempts: list[str] = []

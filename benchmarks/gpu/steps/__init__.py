@@ -46,7 +46,13 @@ STEPS: Final = (
     Step("parity", 180, "every family in float32 and bfloat16 against transformers", _MODELS, is_timed=False),
     Step("latency", 90, "one query of 12 tokens: p50 and p99", _MODELS),
     Step("profile", 90, "where a batch's time goes: the longest kernels, and the gaps between them", _MODELS),
-    Step("families", 300, "published shapes: tokens/s, MFU, ratios to transformers and sentence-transformers", _MODELS, is_expandable=True),
+    Step(
+        "families",
+        300,
+        "published shapes: tokens/s, MFU, ratios to transformers and sentence-transformers",
+        _MODELS,
+        is_expandable=True,
+    ),
     Step(
         "swap",
         90,

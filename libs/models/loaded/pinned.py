@@ -26,8 +26,8 @@ ALIGNMENT: Final = 256
 class HostMemory:
     """`size` bytes of aligned host memory, page-locked for a CUDA device.
 
-    Where the driver refuses to lock it, for instance beyond `ulimit -l` or without enough physical memory, it stays pageable: copies
-    are right, and take two to four times as long.
+    Where the driver refuses to lock it, for instance beyond `ulimit -l` or without enough physical memory, it stays pageable:
+    copies are right, but slower.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:

@@ -220,11 +220,11 @@ class Loader:
     # Memory that is missing
 
     async def _with_memory(self, model: str, work: Callable[[], _Answer], claim: Claim, held: ExitStack) -> _Answer:
-        """Runs `work` as `_in_time` does, again after each of these while memory for it is missing: caches are given back, CUDA
-        graphs are dropped, one idle model leaves the device.
+        """Runs `work` as `_in_time` does, and again while memory for it is missing: after caches are given back, CUDA graphs are
+        dropped, and an idle model has left the device.
 
-        The ledger has room for the model, but allocators cannot always use it, and other processes may take it. Raises NoCapacity if
-        it still does not suffice.
+        The ledger has room for the model, but allocators cannot always use it, and other processes may take it. Raises NoCapacity
+        if it still does not suffice.
         """
         reliefs = iter([self._trim, *[partial(self._space.relieve, model)] * RELIEFS_FOR_A_LOAD])
         while True:

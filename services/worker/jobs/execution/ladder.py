@@ -32,6 +32,7 @@ else would help it."""
 CAPPED_BATCHES: Final = 32
 """After how many batches within a cap the cap is doubled."""
 
+
 @dataclass(frozen=True, slots=True)
 class Climbed:
     """`outcomes`: one for each sequence. `fitted_tokens`: of the largest part of the batch that ran after the whole had not; 0: the
