@@ -6,13 +6,22 @@ import asyncio
 import ctypes
 import gc
 import resource
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Final
 
 TIDY_SECONDS: Final = 30.0
 """How often freed memory is returned to the system, which takes milliseconds (docs/decisions/0013-returning-memory.md)."""
 
+SERVER_THRESHOLD_BYTES: Final = 1 << 20
+"""For `limit_heaps` in processes that serve: larger blocks are whole messages."""
+
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
+_mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+# malloc.h
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
 _STATM: Final = Path("/proc/self/statm")
 
 
@@ -32,6 +41,37 @@ def freeze() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def use_expandable_segments(environment: MutableMapping[str, str]) -> None:
+    """Let torch's CUDA allocator map pages into segments that grow. Must run before torch is imported, which reads this once.
+
+    A segment of a fixed size that is split for a smaller model cannot be given back while that model lives, so that a larger one
+    finds no piece although enough is free (docs/decisions/0051-expandable-segments.md). A configuration that is set already, by
+    the present or the earlier name of the variable, stays as it is.
+    """
+    if "PYTORCH_CUDA_ALLOC_CONF" not in environment:
+        environment.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+
+def limit_heaps(*, mmap_bytes: int, trim_bytes: int, heaps: int = 0) -> None:
+    """Limit what malloc keeps of freed memory.
+
+    Until these thresholds are set, glibc raises them to the size of the largest mapped block that was freed, up to 32 MiB, and
+    to twice that: one large message makes all later ones come from the heaps, whose free ends stay. `trim` cannot return these
+    ends of any heap but the first (docs/decisions/0013-returning-memory.md).
+
+    Args:
+        mmap_bytes: a larger block is a mapping, which is returned to the system when it is freed.
+        trim_bytes: a free end of a heap that is larger is returned to the system.
+        heaps: the most heaps that threads share; 0: eight a core.
+    """
+    if _mallopt is None:
+        return
+    if heaps:
+        _mallopt(_M_ARENA_MAX, heaps)
+    _mallopt(_M_MMAP_THRESHOLD, mmap_bytes)
+    _mallopt(_M_TRIM_THRESHOLD, trim_bytes)
 
 
 def trim() -> None:

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from typing import Final
 
 from benchmarks.gpu.report import LOG_BYTES, Report, read, tree_name
 from benchmarks.gpu.steps import BY_NAME, STEPS, Step
+from libs import memory
 
 STATE: Final = Path(".gpu/state")
 GRACE_SECONDS: Final = 5.0
@@ -117,7 +118,7 @@ def run_step(step: Step, options: Options, seconds: float) -> Report:
     command += ["--state", str(options.state), *(["--tiny"] if options.is_tiny else [])]
     with tempfile.NamedTemporaryFile(prefix=f"{step.name}-", suffix=".log") as log:
         began = time.monotonic()
-        verdict = _run(command, Path(log.name), seconds)
+        verdict = _run(command, environment_of(step), Path(log.name), seconds)
         report = _earlier(file, options, tree) or Report(step.name, status="failed", tree=tree)
         report.log_tail = Path(log.name).read_bytes()[-LOG_BYTES:].decode(errors="replace")
     report.seconds = round(time.monotonic() - began, 1)
@@ -142,11 +143,24 @@ def _earlier(file: Path, options: Options, tree: str) -> Report | None:
     return report if report.tree in ("", tree) else None
 
 
-def _run(command: Sequence[str], log: Path, seconds: float) -> str:
+def environment_of(step: Step) -> dict[str, str]:
+    """The variables of a step's process: these of this one, and what torch reads once when it is imported."""
+    environment = dict(os.environ)
+    if step.is_expandable:
+        memory.use_expandable_segments(environment)
+    return environment
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], log: Path, seconds: float) -> str:
     """How the process ended: "status N", or "killed" with all that it has started. Its output is copied as it comes."""
     with log.open("wb") as written:
         process = subprocess.Popen(
-            command, stdout=written, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+            command,
+            env=environment,
+            stdout=written,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
         told = 0
         ends = time.monotonic() + seconds + GRACE_SECONDS

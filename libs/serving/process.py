@@ -56,6 +56,7 @@ def run(name: str, read: Callable[[Mapping[str, str]], _Settings], running: Runn
         configure(name, settings.log_level)
         traces.start(name, settings.instance, os.environ)
         _allow_connections()
+        memory.limit_heaps(mmap_bytes=memory.SERVER_THRESHOLD_BYTES, trim_bytes=memory.SERVER_THRESHOLD_BYTES)
         memory.freeze()
         log.info("starting", extra=fields(settings.describe()))
         uvloop.run(_until_signalled(settings, running))

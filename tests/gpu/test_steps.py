@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import time
 from pathlib import Path
 
@@ -118,9 +119,18 @@ def test_a_step_that_there_is_no_time_for_is_left(tmp_path: Path) -> None:
 def test_a_process_is_killed_with_what_it_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "GRACE_SECONDS", 0.0)
     log = tmp_path / "log"
-    assert runner._run(["bash", "-c", "echo begun; sleep 600 & wait"], log, 0.5) == "killed"
-    assert runner._run(["bash", "-c", "echo begun; exit 3"], log, 60) == "status 3"
+    assert runner._run(["bash", "-c", "echo begun; sleep 600 & wait"], os.environ, log, 0.5) == "killed"
+    assert runner._run(["bash", "-c", "echo begun; exit 3"], os.environ, log, 60) == "status 3"
     assert log.read_text() == "begun\n"
+
+
+def test_steps_that_move_models_have_a_workers_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    found = {step.name for step in STEPS if runner.environment_of(step).get("PYTORCH_ALLOC_CONF") == "expandable_segments:True"}
+    assert found == {"families", "swap", "memory"}
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:native")
+    assert runner.environment_of(BY_NAME["swap"])["PYTORCH_ALLOC_CONF"] == "backend:native"
 
 
 def test_tests_that_need_a_gpu_are_named_as_they_are() -> None:

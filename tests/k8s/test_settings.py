@@ -36,7 +36,7 @@ READ: Mapping[str, Callable[[Mapping[str, str]], Any]] = {
     "scheduler": SchedulerSettings.from_env,
     "worker": WorkerSettings.from_env,
 }
-OTHERS = ("OTEL_", "PYTHON", "HF_", "POD_")
+OTHERS = ("OTEL_", "PYTHON", "HF_", "POD_", "TRITON_")
 """Not settings of ours: they are read by libraries, or by other variables."""
 
 _BOTH = frozenset(

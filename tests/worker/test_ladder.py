@@ -23,8 +23,8 @@ from services.worker.jobs.execution.ladder import (
     Caps,
     Climbed,
     Ladder,
-    is_out_of_memory,
 )
+from services.worker.machine.shortage import is_out_of_memory
 
 MODEL = "org/m"
 Broken = Callable[[list[int]], Exception | None]

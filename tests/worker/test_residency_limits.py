@@ -76,16 +76,6 @@ async def test_what_was_measured_is_refused_without_a_further_load(tmp_path: Pat
         assert r.used_bytes == 0
 
 
-async def test_a_model_that_cannot_be_probed_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(model: FakeModel) -> float:
-        raise RuntimeError("no such sequence")
-
-    monkeypatch.setattr(FakeModel, "probe", broken)
-    async with residency(Checkpoints(tmp_path, "org/a")) as r:
-        await loaded(r, "org/a")
-        assert line(r, "org/a").activation_bytes_per_token == 0
-
-
 # Any interleaving
 
 MODELS = [f"org/m{number}" for number in range(6)]

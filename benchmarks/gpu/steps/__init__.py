@@ -32,6 +32,9 @@ class Step:
     is_timed: bool = True
     """Whether it measures time. Steps that do not run beside each other."""
 
+    is_expandable: bool = False
+    """Whether torch's allocator has expandable segments there, as in a worker: for steps that move models."""
+
     @property
     def covers(self) -> tuple[str, ...]:
         return (*self.uses, f"benchmarks/gpu/steps/{self.name}.py")
@@ -43,9 +46,21 @@ STEPS: Final = (
     Step("parity", 180, "every family in float32 and bfloat16 against transformers", _MODELS, is_timed=False),
     Step("latency", 90, "one query of 12 tokens: p50 and p99", _MODELS),
     Step("profile", 90, "where a batch's time goes: the longest kernels, and the gaps between them", _MODELS),
-    Step("families", 300, "published shapes: tokens/s, MFU, ratios to transformers and sentence-transformers", _MODELS),
-    Step("swap", 90, "a warm model to the GPU, against the measured copy bandwidth", (*_MESH, "benchmarks/models/swap.py")),
+    Step(
+        "families",
+        300,
+        "published shapes: tokens/s, MFU, ratios to transformers and sentence-transformers",
+        _MODELS,
+        is_expandable=True,
+    ),
+    Step(
+        "swap",
+        90,
+        "a warm model to the GPU, against the measured copy bandwidth",
+        (*_MESH, "benchmarks/models/swap.py"),
+        is_expandable=True,
+    ),
     Step("mesh", 150, "the whole mesh on the GPU: bulk, single texts, mixed models", _MESH),
-    Step("memory", 120, "forty models on a budget, and real out-of-memory recovery", _MESH),
+    Step("memory", 120, "forty models on a budget, and real out-of-memory recovery", _MESH, is_expandable=True),
 )
 BY_NAME: Final = {step.name: step for step in STEPS}

@@ -7,7 +7,6 @@ for it, the host never does. On a CPU there is nothing to move.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ from typing import Final, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-_Model = TypeVar("_Model")
+from libs.models.loaded.pinned import ALIGNMENT, HostMemory
 
-_ALIGNMENT: Final = 256  # bytes; the largest alignment that kernels and copies need
+_Model = TypeVar("_Model")
 
 
 def tensors_of(*roots: object) -> list[Tensor]:
@@ -99,7 +98,7 @@ class Arena:
         self._regions: list[_Region] = []
         # Mutable state. The tensors' memory is the device's, or that of `_host`.
         self._pieces: list[Tensor] | None = None  # of the device, one for each region
-        self._host: _HostMemory | None = None
+        self._host: HostMemory | None = None
         self._arrived: torch.cuda.Event | None = None
         mine = [one for one in tensors_of(*roots) if one.device.type == device.type and one.layout is torch.strided]
         self._lay_out(mine, _apart(*roots))
@@ -153,7 +152,7 @@ class Arena:
             self._arrived.synchronize()
 
     @staticmethod
-    def _piece(region: _Region, buffer: Tensor, host: _HostMemory) -> Tensor:
+    def _piece(region: _Region, buffer: Tensor, host: HostMemory) -> Tensor:
         if not region.is_apart:
             return buffer[region.begin : region.begin + region.bytes]
         piece = torch.empty(region.bytes, dtype=torch.uint8, device=buffer.device)
@@ -168,7 +167,7 @@ class Arena:
         begin = 0
         for group in ordered:
             spans = [_span(tensor) for tensor in group]
-            first = min(start for start, _ in spans) // _ALIGNMENT * _ALIGNMENT
+            first = min(start for start, _ in spans) // ALIGNMENT * ALIGNMENT
             size = max(end for _, end in spans) - first
             for tensor, (start, _) in zip(group, spans, strict=True):
                 self._views.append(
@@ -177,9 +176,9 @@ class Arena:
             self._regions.append(_Region(begin, size, is_apart=id(group[0]) in apart))
             begin += _padded(size)
 
-    def _copied(self) -> _HostMemory:
+    def _copied(self) -> HostMemory:
         """Copies the tensors from the device to host memory."""
-        host = _HostMemory(self.bytes, self._device)
+        host = HostMemory(self.bytes, self._device)
         for number, region in enumerate(self._regions):
             view = next(view for view in self._views if view.region == number)
             start = _span(view.tensor)[0] - view.begin
@@ -198,25 +197,6 @@ class Arena:
             view.tensor.data = bound.set_(piece.untyped_storage(), offset, view.size, view.stride)
 
 
-class _HostMemory:
-    """`size` bytes of aligned host memory, pinned for a CUDA device.
-
-    It is registered rather than allocated as pinned: torch keeps pinned allocations for good, and rounds them up to powers of two.
-    """
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        whole = torch.empty(size + _ALIGNMENT, dtype=torch.uint8)
-        skipped = -whole.data_ptr() % _ALIGNMENT
-        self._bytes = whole[skipped : skipped + size]
-        if device.type == "cuda":
-            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            if int(runtime.cudaHostRegister(self._bytes.data_ptr(), size, 0)) == 0:  # else slower, still correct
-                weakref.finalize(self, runtime.cudaHostUnregister, self._bytes.data_ptr())
-
-    def part(self, begin: int, size: int) -> Tensor:
-        return self._bytes[begin : begin + size]
-
-
 def _span(tensor: Tensor) -> tuple[int, int]:
     """The tensor's range of bytes within its storage, end exclusive."""
     start = int(tensor.storage_offset()) * tensor.itemsize
@@ -231,7 +211,7 @@ def _bytes_of(storage: torch.UntypedStorage, start: int, size: int) -> Tensor:
 
 
 def _padded(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 @cache

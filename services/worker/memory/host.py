@@ -96,8 +96,15 @@ class HostMemory:
             warm.host = None
 
     def take(self, warm: Warm) -> Warm:
-        """Removes the model from the warm ones; the caller makes it resident or forgets it."""
+        """Removes the model from the warm ones; the caller makes it resident, puts it back or forgets it."""
         return self.models.pop(warm.name)
+
+    def put_back(self, warm: Warm) -> None:
+        """Makes a model warm again that could not become resident; forgets it if its memory has been released."""
+        if warm.host is None:
+            self.forget(warm)
+        else:
+            self.models[warm.name] = warm
 
     def forget(self, warm: Warm) -> None:
         """Frees the model's memory, and lets the store delete its directory."""

@@ -1,7 +1,8 @@
 """Supervises one model load: fetch, make room, read from disk or resume from host memory, measure, register with `space.py`.
 
 Not on the request path; called by `residency.py`. Files are read and models built in threads of their own, so that other models are
-served meanwhile. A thread that exceeds the time limit is abandoned, and its memory stays reserved until it ends.
+served meanwhile. A thread that exceeds the time limit is abandoned, and its memory stays reserved until it ends. A load that runs out
+of memory is repeated once there is more of it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar, runtime_checkable
+from types import TracebackType
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
-from libs.errors import ModelBroken, ModelNotFound
+from libs.errors import ModelBroken, ModelNotFound, NoCapacity
 from libs.models import Model
 from libs.store import Copy, Progress
 from libs.telemetry.logs import fields
 from services.worker.machine.device import Device
+from services.worker.machine.shortage import is_out_of_memory
 from services.worker.machine.tasks import Tasks
 from services.worker.machine.threads import begin, in_thread
 from services.worker.memory.budget import Claim, Size
@@ -30,6 +33,12 @@ from services.worker.memory.space import RoomRequest, Space
 log = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
+
+RELIEFS_FOR_A_LOAD: Final = 2
+"""How often `Space.relieve` frees memory for a load that ran out of it: all CUDA graphs go before the first idle model."""
+
+UNMEASURED_ACTIVATION_BYTES_PER_TOKEN: Final = 32 << 10
+"""Reserved for the activations of a model whose probe failed: about what a BERT-large in bfloat16 needs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +123,7 @@ class Loader:
                 held.callback(self._space.release, claim)
                 loading.bytes = size.bytes
                 started = self._clock()
-                model = await self._in_time(loading.model, partial(self._read, copy, loading.model, stored), claim, held)
+                model = await self._with_memory(loading.model, partial(self._read, copy, loading.model, stored), claim, held)
                 seconds = self._clock() - started
                 grown = RoomRequest(loading.model, self._size(loading.model, stored), loading.requested_at)
                 if await self._space.grow(claim, grown):
@@ -147,18 +156,21 @@ class Loader:
         self.measured[name] = Measured(stored_bytes, model.bytes, rate)
         return model
 
-    @staticmethod
-    def _probe(model: Model, name: str, batch_tokens: int) -> float:
-        """Bytes a token of a full batch, of texts or of images, whichever need more."""
+    def _probe(self, model: Model, name: str, batch_tokens: int) -> float:
+        """Bytes a token of a full batch, of texts or of images, whichever need more. Raises what tells a lack of memory."""
         try:
             rate = model.probe()
             if batch_tokens and isinstance(model, TakesImages):
                 rate = max(rate, model.image_bytes(batch_tokens) / batch_tokens)
             return rate
-        except Exception:
-            message = "the activations of a model could not be measured: no memory is reserved for them"
-            log.warning(message, exc_info=True, extra=fields({"model": name}))
-            return 0.0
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            known = (one.activation_bytes_per_token for one in self.measured.values())
+            rate = max(known, default=float(UNMEASURED_ACTIVATION_BYTES_PER_TOKEN))
+            message = "the activations of a model could not be measured: as much is reserved as for the largest of the others"
+            log.warning(message, exc_info=True, extra=fields({"model": name, "bytes_per_token": rate}))
+            return rate
 
     async def _on_disk(self, loading: Loading) -> Copy:
         """The model's directory: on a shelf, else in the store, which fetches it if need be."""
@@ -185,17 +197,55 @@ class Loader:
 
     async def _from_host(self, loading: Loading, warm: Warm) -> Resident:
         with ExitStack() as held:
-            held.callback(self._space.host.forget, self._space.host.take(warm))
+            self._space.host.take(warm)
+            held.push(partial(self._leave, warm))
             claim = await self._space.reserve(RoomRequest(loading.model, warm.size, loading.requested_at), warm)
             held.callback(self._space.release, claim)
             loading.bytes = warm.size.bytes
             started = self._clock()
-            model = await self._in_time(loading.model, warm.parked.resume, claim, held)
+            model = await self._with_memory(loading.model, warm.parked.resume, claim, held)
             seconds = self._clock() - started
             known = self.measured.get(loading.model)
             rate = 0.0 if known is None else known.activation_bytes_per_token
             held.pop_all()
             return self._space.readmit(warm, model, claim, seconds=seconds, activation=rate)
+
+    def _leave(self, warm: Warm, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
+        """Ends a resume that failed. The copy in host memory is kept if only room on the device was missing."""
+        if isinstance(error, NoCapacity):
+            self._space.host.put_back(warm)
+        else:
+            self._space.host.forget(warm)
+
+    # Memory that is missing
+
+    async def _with_memory(self, model: str, work: Callable[[], _Answer], claim: Claim, held: ExitStack) -> _Answer:
+        """Runs `work` as `_in_time` does, and again while memory for it is missing: after caches are given back, CUDA graphs are
+        dropped, and an idle model has left the device.
+
+        The ledger has room for the model, but allocators cannot always use it, and other processes may take it. Raises NoCapacity
+        if it still does not suffice.
+        """
+        reliefs = iter([self._trim, *[partial(self._space.relieve, model)] * RELIEFS_FOR_A_LOAD])
+        while True:
+            try:
+                return await self._in_time(model, work, claim, held)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                # What the attempt has read so far must be freed before the next one, and its frames refer to it.
+                error.__traceback__ = error.__cause__ = error.__context__ = None
+                reason = str(error).partition("\n")[0][:200]
+            relief = next(reliefs, None)
+            log.warning(
+                "a load ran out of memory", extra=fields({"model": model, "error": reason, "is_last_attempt": relief is None})
+            )
+            if relief is None or not await relief():
+                raise NoCapacity(f"{model} found no memory on its worker, although its budget has room: {reason}")
+
+    async def _trim(self) -> bool:
+        await in_thread(self._device.trim)
+        return True
 
     # Threads that may hang
 

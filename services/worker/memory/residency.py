@@ -259,6 +259,9 @@ class Residency:
             rate = 0.0 if measured is None else measured.activation_bytes_per_token
             card = self._cold[name].card if name in self._cold else None
             lines[name] = report.warm(warm, card, self._space.meter(name), rate, now)
+            if name in self._failed:
+                # It found no room on the device: until that is forgotten, callers are refused rather than offered to it again.
+                lines[name].MergeFrom(report.failed(name, self._failed[name].error))
         for name, place in self._space.places.items():
             if name not in self._loading:
                 lines[name] = report.resident(place, self._files.item_bytes, now)

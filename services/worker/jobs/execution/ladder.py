@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-import torch
-
 from libs.errors import InternalError, OutOfMemory, ShoalError
 from libs.models import Forwarded, InputSequence
 from libs.telemetry.logs import Value, fields
+from services.worker.machine.shortage import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -36,20 +35,6 @@ else would help it."""
 
 CAPPED_BATCHES: Final = 32
 """After how many batches within a cap the cap is doubled."""
-
-_SIGNS: Final = (
-    "can't allocate memory",  # torch's allocator on Linux
-    "not enough memory: you tried to allocate",  # on Windows and macOS
-    "out of memory",  # the CUDA driver's own, which is no torch.OutOfMemoryError
-    "ALLOC_FAILED",  # cuBLAS and cuDNN
-)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory for this forward pass was missing, on the device or on the host."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
 
 @dataclass(frozen=True, slots=True)

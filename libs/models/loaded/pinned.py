@@ -1,0 +1,87 @@
+"""Host memory that a CUDA device copies from and to, page-locked where the driver allows it.
+
+Memory is registered with the driver rather than allocated as page-locked: torch keeps such allocations for good, and rounds them up
+to powers of two.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import weakref
+from contextlib import suppress
+from functools import cache
+from typing import Final
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+ALIGNMENT: Final = 256
+"""Bytes; the largest alignment that kernels and copies need."""
+
+
+class HostMemory:
+    """`size` bytes of aligned host memory, page-locked for a CUDA device.
+
+    Where the driver refuses to lock it, for instance beyond `ulimit -l` or without enough physical memory, it stays pageable:
+    copies are right, but slower.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        whole = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+        skipped = -whole.data_ptr() % ALIGNMENT
+        self._bytes = whole[skipped : skipped + size]
+        self.is_pinned = size > 0 and device.type == "cuda" and self._register(device)
+
+    def part(self, begin: int, size: int) -> Tensor:
+        return self._bytes[begin : begin + size]
+
+    def _register(self, device: torch.device) -> bool:
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        status = int(runtime.cudaHostRegister(self._bytes.data_ptr(), self._bytes.numel(), 0))
+        if status == 0:
+            weakref.finalize(self, runtime.cudaHostUnregister, self._bytes.data_ptr())
+            return True
+        clear_error(device)
+        _warn_once(status)
+        return False
+
+
+def clear_error(device: torch.device) -> None:
+    """Forget the error of this thread's last call to the CUDA runtime.
+
+    The runtime keeps the error of a failed call until it is read. torch reads it after its next kernel launch, which would then
+    raise although it succeeded.
+    """
+    library = _runtime_library()
+    if library is not None:
+        library.cudaGetLastError()
+        return
+    with suppress(RuntimeError):  # a launch that raises the error also clears it
+        torch.empty(1, device=device).fill_(0)
+
+
+@cache
+def _runtime_library() -> ctypes.CDLL | None:
+    """The CUDA runtime that torch has loaded; None if torch has none, or one without a name of its own.
+
+    RTLD_NOLOAD: a second runtime beside torch's would have an error state of its own.
+    """
+    version = torch.version.cuda
+    if version is None:
+        return None
+    with suppress(OSError):
+        return ctypes.CDLL(f"libcudart.so.{version.partition('.')[0]}", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    return None
+
+
+@cache
+def _warn_once(status: int) -> None:
+    log.warning(
+        "host memory could not be page-locked (cudaHostRegister returned %d): models return from host memory more slowly; "
+        "raise the limit of locked memory (ulimit -l)",
+        status,
+    )

@@ -1,0 +1,51 @@
+"""What malloc keeps of a large message that another thread than the first one freed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Final
+
+import pytest
+
+from libs.memory import SERVER_THRESHOLD_BYTES
+
+MESSAGE_BYTES: Final = 3_000_000
+_PROGRAM: Final = """
+import ctypes, sys, threading
+from libs import memory
+
+malloc, free = ctypes.CDLL(None).malloc, ctypes.CDLL(None).free
+malloc.restype, malloc.argtypes, free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+message, piece = int(sys.argv[2]), 64 << 10
+if sys.argv[1] == "limited":
+    memory.limit_heaps(mmap_bytes=memory.SERVER_THRESHOLD_BYTES, trim_bytes=memory.SERVER_THRESHOLD_BYTES)
+
+def receive():
+    free(malloc(message))
+    pieces = [malloc(piece) for _ in range(message // piece)]
+    for one in pieces:
+        ctypes.memset(one, 1, piece)
+    for one in pieces:
+        free(one)
+
+thread = threading.Thread(target=receive)
+before = memory.resident_bytes()
+thread.start()
+thread.join()
+memory.trim()
+print(memory.resident_bytes() - before)
+"""
+
+
+def kept(way: str) -> int:
+    """Bytes that a process keeps of a message."""
+    command = [sys.executable, "-c", _PROGRAM, way, str(MESSAGE_BYTES)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="is about glibc's malloc")
+def test_a_thread_s_heap_keeps_little_of_a_large_message() -> None:
+    free, limited = kept("free"), kept("limited")
+    assert free > MESSAGE_BYTES / 2, "glibc has become better at this: limit_heaps may go"
+    assert limited < SERVER_THRESHOLD_BYTES
