@@ -10,33 +10,46 @@ from typing import Any
 
 import torch
 
-from libs.kernels.attention import varlen_triton
+from libs.kernels.attention import paged_triton, varlen_triton
+from libs.kernels.attention.paged import PAGE
 from libs.kernels.rows import fused_triton
 
 FLOATS = ("scale", "softcap", "eps", "shift")
 HEAD_SIZES = (128, 256)
+TYPES = {"cu_": "*i32", "num": "*i32", "cos": "*fp32", "sin": "*fp32", "mix": "*fp32", "sta": "*fp32"}
+"""The types of pointers, by how their names begin."""
 # Bytes of shared memory that a block may have, by compute capability (CUDA C++ Programming Guide, technical specifications).
-SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
+SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
 
-def compile_kernel(kernel: Any, pointers: str, constants: dict[str, int | bool], capability: int) -> None:
-    """`pointers`: the type of all pointers but those to offsets. `capability`: of the GPU, as 90 for 9.0."""
+def compile_kernel(kernel: Any, pointers: str, constants: dict[str, int | bool], capability: int, **options: int) -> None:
+    """`pointers`: the type of all pointers but those of TYPES. `capability`: of the GPU, as 90 for 9.0. `options`: as in a launch."""
     compiler = importlib.import_module("triton.compiler")
     backends = importlib.import_module("triton.backends.compiler")
     names = list(kernel.arg_names)
     signature = {name: _type(name, pointers, constants) for name in names}
     source = compiler.ASTSource(kernel, signature, constexprs={(names.index(name),): value for name, value in constants.items()})
-    compiled = compiler.compile(source, target=backends.GPUTarget("cuda", capability, 32), options={"num_warps": 4})
+    compiled = compiler.compile(source, target=backends.GPUTarget("cuda", capability, 32), options={"num_warps": 4, **options})
     assert "ptx" in compiled.asm
     assert compiled.metadata.shared <= SHARED_BYTES[capability], f"{kernel.__name__} {constants}: {compiled.metadata.shared} bytes"
     print(kernel.__name__)
+
+
+def decode_step(dtype: torch.dtype, pointers: str, heads: int, kv_heads: int, dim: int, capability: int, **sight: bool) -> None:
+    """Both kernels of a decode step of 8 sequences."""
+    sizes = paged_triton.shape(heads, kv_heads, dim)
+    cut: dict[str, int | bool] = {"SPLITS": paged_triton.splits(8, kv_heads), "LEAST": paged_triton.MIN_SPLIT_PAGES, "PAGE": PAGE}
+    rows = {"ROWS": paged_triton.rows(heads, kv_heads)}
+    stages = paged_triton.stages(dtype, dim)
+    compile_kernel(paged_triton._decode, pointers, {**cut, **sight, **rows, **sizes}, capability, num_stages=stages)
+    compile_kernel(paged_triton._merge, pointers, {"WINDOWED": sight["WINDOWED"], **cut, **sizes}, capability)
 
 
 def _type(name: str, pointers: str, constants: dict[str, int | bool]) -> str:
     if name in constants:
         return "constexpr"
     if name.endswith("_ptr"):
-        return {"cu_": "*i32", "cos": "*fp32", "sin": "*fp32"}.get(name[:3], pointers)
+        return TYPES.get(name[:3], pointers)
     return "fp32" if name in FLOATS else "i32"
 
 
@@ -52,6 +65,8 @@ def compile_all(capability: int) -> None:
             tile, padded = varlen_triton.tiles(dtype, size)
             shape = {"ROWS": tile, "KEYS": tile, "SIZE": padded}
             compile_kernel(varlen_triton._attend, pointers, {"GROUP": 7, **sight, **shape}, capability)
+            decode_step(dtype, pointers, 16, 8, size, capability, STORES=True, **dict.fromkeys(list(sight)[1:], size > 128))
+        decode_step(dtype, pointers, 20, 1, 80, capability, STORES=False, WINDOWED=False, BIASED=False, CAPPED=False)
     of(fused_triton._norm, {"ADD": True, "RMS": False, "BIASED": True, "COLUMNS": 1024})
     of(fused_triton._norm, {"ADD": False, "RMS": True, "BIASED": False, "COLUMNS": 64})
     of(fused_triton._rotate, {"HEADS": 16, "PAIRS": 32})
