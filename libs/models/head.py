@@ -43,6 +43,17 @@ class PreemptedHead(Protocol):
 
 
 @runtime_checkable
+class CapturableHead(ModelHead, Protocol):
+    """A head with one output, a row for each sequence, that can be computed in a CUDA graph."""
+
+    def pool(self, hidden: Tensor, cu_seqlens: Tensor, *, is_one_row: bool) -> Tensor:
+        """Compute the output of `forward` without reading a value on the host.
+
+        `hidden`: [tokens, hidden], or [sequences, hidden] if `rows` chose them (`is_one_row`). `cu_seqlens`: [sequences + 1].
+        """
+
+
+@runtime_checkable
 class Compacts(Protocol):
     """A head that compacts its output on the device, to copy less to the host. `split` then gets the compacted arrays."""
 

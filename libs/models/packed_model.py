@@ -14,7 +14,7 @@ from libs.catalog.card import Card
 from libs.catalog.checkpoint.tasks import OwnAdapters
 from libs.models.answering import extracted
 from libs.models.documents import read_text_layers
-from libs.models.graphs.graphs import Graphs
+from libs.models.graphs.graphs import Graphs, Replayed
 from libs.models.head import Compacts, ModelHead, PreemptedHead
 from libs.models.layers.encoder import resident_bytes
 from libs.models.loaded.lora import Adapters
@@ -22,7 +22,7 @@ from libs.models.loaded.peft import Names
 from libs.models.loaded.probe import activation_bytes_per_token, image_bytes
 from libs.models.loaded.tasks import add_own_adapters
 from libs.models.loaded.tiers import Arena, ParkedModel, copying, sharing, tensors_of
-from libs.models.packed import Packed, Rows
+from libs.models.packed import Packed
 from libs.models.processor import Processor
 from libs.models.recall import Find, Recall
 from libs.models.results import ExtractResult, Result
@@ -171,20 +171,19 @@ class PackedModel:
         heads = [trunk.heads[name] for name in head.split("+")]
         adapters = [item.adapter for item in packed]
         with self._adapters.bound(adapters, [item.tokens for item in packed]) if trunk is self.trunks[0] else nullcontext():
-            hidden, batch = self._hidden(trunk, packed, places, heads[0].rows if len(heads) == 1 else None, between)
+            done = None if self._graphs is None else self._graphs.forward(trunk, packed, heads)
+            if done is None:
+                batch = trunk.pack(packed, places, between)
+                hidden = trunk.encoder.forward(batch, heads[0].rows if len(heads) == 1 else None, between)
+                done = Replayed(hidden, batch, is_pooled=False)
+        if done.copy is not None:
+            return heads[0].split((done.copy.wait()[: len(packed)],), packed)
+        if done.is_pooled:
+            return self._outputs(heads[0], (done.output,), packed)
         # All heads are launched first: the first copy to the host synchronises with the device.
-        results = [_run_head(each, hidden, batch, packed, between) for each in heads]
+        results = [_run_head(each, done.output, done.batch, packed, between) for each in heads]
         outputs = [self._outputs(each, result, packed)[len(shared) :] for each, result in zip(heads, results, strict=True)]
         return outputs[0] if len(outputs) == 1 else list(zip(*outputs, strict=True))
-
-    def _hidden(
-        self, trunk: Trunk, packed: Sequence[InputSequence], places: Sequence[int | None], rows: Rows | None, between: Between
-    ) -> tuple[torch.Tensor, Packed]:
-        replayed = None if self._graphs is None else self._graphs.forward(trunk, packed, rows)
-        if replayed is not None:
-            return replayed
-        batch = trunk.pack(packed, places, between)
-        return trunk.encoder.forward(batch, rows, between), batch
 
     @staticmethod
     def _outputs(head: ModelHead, result: tuple[torch.Tensor, ...], packed: Sequence[InputSequence]) -> list[Output]:
@@ -192,12 +191,30 @@ class PackedModel:
         return head.split(tuple(tensor.cpu().numpy() for tensor in result), packed)
 
     def keep_graphs(self, graphs: Graphs) -> None:
-        """From now on forwards of small batches are replayed from graphs, until the model is parked."""
+        """From now on forwards of small batches are replayed from graphs, until the model is parked. The shapes that most batches
+        have wait for `capture_graph`."""
         with self._computing:
             self._graphs = graphs
+            graphs.expect(self.trunks)
+
+    @property
+    def awaits_capture(self) -> bool:
+        """Whether `capture_graph` has something to do. May be called from any thread."""
+        graphs = self._graphs
+        return graphs is not None and graphs.is_pending
+
+    @torch.inference_mode()
+    def capture_graph(self) -> None:
+        """Capture the next graph that is worth it. On the device thread, while no batch is in progress; takes tens of
+        milliseconds."""
+        with self._computing:
+            if self._graphs is not None:
+                if self._arena is not None:
+                    self._arena.wait()
+                self._graphs.capture_one()
 
     def drop_graphs(self) -> None:
-        """Frees the memory of all graphs; they are captured anew when memory is granted. Waits for a forward in progress."""
+        """Free the memory of all graphs; they are captured again when memory is granted. Waits for a forward in progress."""
         with self._computing:
             if self._graphs is not None:
                 self._graphs.drop()

@@ -164,6 +164,7 @@ class Worker:
             ladder=Ladder(device.recover, device.trim, self._relieve),
             enter=device.enter,
             waste=waste,
+            idle_work=residency.graphs,
         )
         self.metrics = WorkerMetrics(settings.pool, device, residency, waste, runner.device_time)
         heartbeat = self._heartbeat = Heartbeat(
@@ -266,6 +267,7 @@ class Worker:
     def _models_changed(self) -> None:
         self._pull_again.set()
         self._report_again.set()
+        self._runner.wake()
 
 
 def _residency(settings: Settings, device: Device, tasks: asyncio.TaskGroup, *, changed: Callable[[], None]) -> Residency:

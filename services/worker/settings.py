@@ -63,7 +63,7 @@ class Settings:
     device's on an accelerator."""
     host_bytes: int | None = None
     """Bytes of host memory for warm models. None: 0 on a CPU, half of the host's memory on an accelerator."""
-    cuda_graphs: int = 0
+    cuda_graphs: int = 48
     """CUDA graphs that each model may keep, for forwards of small batches. 0: every forward is launched eagerly."""
     image_cache_bytes: int = 128 << 20
     """Bytes of free memory that outputs of images may take, so that an image that is asked again is neither decoded nor computed.
@@ -132,7 +132,7 @@ class Settings:
             batch_seconds=number(environ, "SHOAL_BATCH_SECONDS", 0.05),
             memory_bytes=integer(environ, "SHOAL_MEMORY_BYTES", 0),
             host_bytes=integer(environ, "SHOAL_HOST_BYTES", 0) if environ.get("SHOAL_HOST_BYTES") else None,
-            cuda_graphs=integer(environ, "SHOAL_CUDA_GRAPHS", 0),
+            cuda_graphs=integer(environ, "SHOAL_CUDA_GRAPHS", 48),
             image_cache_bytes=integer(environ, "SHOAL_IMAGE_CACHE_BYTES", 128 << 20),
             adapters=integer(environ, "SHOAL_ADAPTERS", 32),
             eviction=environ.get("SHOAL_EVICTION") or DEFAULT,

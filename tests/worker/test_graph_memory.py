@@ -49,6 +49,13 @@ class GraphedModel(FakeModel):
 
     graphs: FakeGraphs | None = None
     dropped = 0
+    awaits_capture = False
+    error: Exception | None = None
+
+    def capture_graph(self) -> None:
+        self.awaits_capture = False
+        if self.error is not None:
+            raise self.error
 
     def keep_graphs(self, graphs: Graphs) -> None:
         self.graphs = cast(FakeGraphs, graphs)
@@ -170,7 +177,7 @@ async def test_a_model_that_keeps_no_graphs_and_a_device_without_them(tmp_path: 
     async with graphed(tmp_path) as (r, store):
         store.make = FakeModel
         await loaded(r, "org/a")
-        assert not await r._space._graphs.shed()
+        assert not await r._space.graphs.shed()
     plain = Checkpoints(tmp_path / "plain", "org/a")
     plain.make = GraphedModel
     async with residency(plain) as r:
@@ -199,21 +206,28 @@ async def test_a_real_model_on_its_worker(tmp_path: Path, caplog: pytest.LogCapt
         resident = r.serving("org/a")
         assert resident is not None
         weights = r.used_bytes
-        forwards = [await asyncio.to_thread(resident.model.forward, "dense", batch) for _ in range(4)]
+        assert r.graphs.is_pending, "the shapes that most batches have"
+        model = cast(PackedModel, resident.model)
+        model.drop_graphs()
+        forwards = []
+        for _ in range(4):
+            forwards.append(await asyncio.to_thread(model.forward, "dense", batch))
+            while r.graphs.is_pending:
+                await asyncio.to_thread(r.graphs.run)
         assert [np.allclose(cast("np.ndarray", one[0]), cast("np.ndarray", forwards[0][0]), atol=1e-5) for one in forwards] == [
             True
         ] * 4
         assert (r.used_bytes, resident.graph_bytes) == (weights + 5000, 5000)
         (made,) = capture.made
-        made.replay = lambda inputs: made._output + 1  # type: ignore[method-assign]
+        made.replay = lambda fill: made._output.add_(1)  # type: ignore[method-assign]
         with caplog.at_level(logging.ERROR):
-            await asyncio.to_thread(resident.model.forward, "dense", batch)
-            await asyncio.to_thread(resident.model.forward, "dense", batch)
+            await asyncio.to_thread(model.forward, "dense", batch)
+            await asyncio.to_thread(model.forward, "dense", batch)
         assert "this model has no graphs from now on" in caplog.text
         assert (r.used_bytes, resident.graph_bytes) == (weights, 0)
     assert {event: _count(event) - before for event, before in counted.items()} == {
         "captured": 1,
-        "replayed": 5,
+        "replayed": 4,
         "checked": 3,
         "differed": 1,
     }
@@ -243,6 +257,27 @@ async def test_a_worker_that_has_ended_grants_nothing(tmp_path: Path) -> None:
     assert not owners[0].reserve(10)
 
 
-def test_graphs_are_off_by_default() -> None:
-    assert Settings.from_env({}).cuda_graphs == 0
+async def test_a_leaving_model_captures_nothing_and_a_failure_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with graphed(tmp_path) as (r, _):
+        await loaded(r, "org/a", "org/b")
+        assert not r.graphs.is_pending
+        r.graphs.run()
+        a, b = (model_of(r, name) for name in ("org/a", "org/b"))
+        a.awaits_capture = True
+        resident = r.serving("org/a")
+        assert resident is not None
+        resident.leaving = True
+        assert not r.graphs.is_pending
+        r.graphs.run()
+        assert a.awaits_capture
+        b.awaits_capture, b.error = True, RuntimeError("reset failed")
+        assert r.graphs.is_pending
+        with caplog.at_level(logging.ERROR):
+            r.graphs.run()
+        assert "a CUDA graph could not be captured" in caplog.text
+        assert not r.graphs.is_pending
+
+
+def test_graphs_are_on_by_default() -> None:
+    assert Settings.from_env({}).cuda_graphs == 48
     assert Settings.from_env({"SHOAL_CUDA_GRAPHS": "16"}).cuda_graphs == 16

@@ -17,7 +17,7 @@ from shoal.v1 import inference_pb2, tensor_pb2, worker_pb2
 from libs.errors import DeadlinePassed, InternalError, OutOfMemory, ShoalError
 from libs.models import Between, EncodeResult, InputSequence, Output, Result, Stored, load_model, nothing_between
 from services.worker.jobs.execution.ladder import Ladder
-from services.worker.jobs.execution.runner import Runner
+from services.worker.jobs.execution.runner import IdleWork, Runner
 from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.waste import Waste
 from services.worker.memory.resident import Resident
@@ -51,7 +51,7 @@ class Told:
 class Bench:
     """A runner, its model and what it told. `pace`: how many times as fast as ours its clock is."""
 
-    def __init__(self, *, batch_tokens: int = 1000, pace: int = 1) -> None:
+    def __init__(self, *, batch_tokens: int = 1000, pace: int = 1, idle_work: IdleWork | None = None) -> None:
         self.model = FakeModel()
         self.resident = Resident("org/fake", self.model, load_seconds=0.0, loaded_at=0.0, last_used=0.0)
         self.told = Told()
@@ -80,6 +80,7 @@ class Bench:
             ladder=Ladder(self._recover, lambda: None, self._relieve),
             enter=lambda: None,
             waste=self.waste,
+            idle_work=idle_work,
         )
 
     def _recover(self) -> None:
@@ -104,8 +105,8 @@ class Bench:
 
 
 @contextmanager
-def bench(**options: int) -> Iterator[Bench]:
-    made = Bench(**options)
+def bench(*, idle_work: IdleWork | None = None, **options: int) -> Iterator[Bench]:
+    made = Bench(idle_work=idle_work, **options)
     made.runner.start()
     try:
         yield made
@@ -190,6 +191,53 @@ def test_what_arrives_during_a_forward_pass_is_in_the_next_one() -> None:
         b.model.gate.set()
         wait_until(lambda: len(b.told.done) == 4)
         assert b.model.batches == [[1], [1, 2, 3]]
+
+
+class FakeIdleWork:
+    """`left`: pieces. `done`: the threads that did one. `gate` holds each up."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.done: list[str] = []
+        self.started, self.gate = threading.Event(), threading.Event()
+
+    @property
+    def is_pending(self) -> bool:
+        return self.left > 0
+
+    def run(self) -> None:
+        self.started.set()
+        self.gate.wait(10)
+        self.left -= 1
+        self.done.append(threading.current_thread().name)
+
+
+def test_idle_work_is_done_on_the_device_thread_while_no_batch_waits() -> None:
+    work = FakeIdleWork(2)
+    with bench(idle_work=work) as b:
+        work.started.wait(10)
+        b.runner.add([b.held("a")])  # does not wait for the lock
+        assert b.model.batches == []
+        work.gate.set()
+        wait_until(lambda: len(b.told.done) == 1 and work.left == 0)
+        assert work.done == ["device", "device"]
+        work.left = 1
+        b.runner.wake()
+        wait_until(lambda: work.left == 0)
+
+
+def test_a_batch_goes_before_idle_work() -> None:
+    work = FakeIdleWork(0)
+    work.gate.set()
+    with bench(idle_work=work) as b:
+        b.runner.add([b.held(SLOW)])
+        b.model.started.wait(10)
+        work.left = 1
+        b.runner.add([b.held("a")])
+        b.runner.wake()
+        assert work.done == []
+        b.model.gate.set()
+        wait_until(lambda: len(b.told.done) == 2 and work.left == 0)
 
 
 def test_a_device_that_waits_for_a_queued_job_is_starved() -> None:

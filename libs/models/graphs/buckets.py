@@ -11,13 +11,28 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-TOKENS: Final = (16, 32, 64, 128, 256, 512)
-"""Tokens of graphs. Larger batches take the device longer than the host needs to launch them."""
+TOKENS: Final = (16, 32, 64, 128, 256, 512, 1024, 2048)
+"""Tokens of graphs."""
+
+MAX_TOKENS: Final = 512
+"""Larger batches take the device longer than the host needs to launch them."""
+
+MAX_TOKENS_OF_SMALL_MODELS: Final = 2048
+"""The same for models of fewer than SMALL_MODEL_WEIGHTS, whose kernels are shorter."""
+
+SMALL_MODEL_WEIGHTS: Final = 50_000_000
 
 SEQUENCES: Final = (2, 4, 8, 16, 32, 64)
 
+HOT: Final = ((128, 8), (64, 4), (32, 2), (16, 2))
+"""Tokens and sequences of the buckets that are captured after a load, before any batch needs them: one query, and a few together.
+The largest is first: the graphs of a model share memory, and the later ones fit into what the first one took."""
+
 AFTER: Final = 16
 """How many batches of one bucket run eagerly before it is captured."""
+
+MAX_WAIT_BATCHES: Final = 1024
+"""How many batches of one bucket run eagerly at most after a capture was refused, before it is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +54,23 @@ class Bucket:
         return (each + 1,) * longer + (each,) * (sequences - longer)
 
 
-def bucket_of(lengths: Sequence[int], longest: int) -> Bucket | None:
-    """The smallest bucket for sequences of these lengths; None: they are too many. `longest`: the most that the encoder takes."""
+def max_tokens(weights: int) -> int:
+    """Return the largest number of tokens that graphs of a model with so many weights are for."""
+    return MAX_TOKENS_OF_SMALL_MODELS if weights < SMALL_MODEL_WEIGHTS else MAX_TOKENS
+
+
+def hot_buckets(longest: int) -> list[Bucket]:
+    """Return the buckets to capture after a load, the largest first. `longest`: the most tokens that the encoder takes."""
+    return [Bucket(tokens, count, min(tokens, longest)) for tokens, count in HOT if tokens <= count * longest]
+
+
+def bucket_of(lengths: Sequence[int], longest: int, most: int = MAX_TOKENS) -> Bucket | None:
+    """The smallest bucket of at most `most` tokens for sequences of these lengths; None: they are too many.
+
+    `longest`: the most tokens that the encoder takes."""
     total, count = sum(lengths), len(lengths)
     for tokens in TOKENS:
-        for sequences in SEQUENCES if tokens >= total else ():
+        for sequences in SEQUENCES if total <= tokens <= most else ():
             bucket = Bucket(tokens, sequences, min(tokens, longest))
             if bucket.fillers(total, count) is not None:
                 return bucket
@@ -51,7 +78,8 @@ def bucket_of(lengths: Sequence[int], longest: int) -> Bucket | None:
 
 
 class Uses:
-    """Counts batches until their shape is worth a capture: `after` of them, and twice as many after each attempt in vain."""
+    """Counts batches until their shape is worth a capture: `after` of them, and twice as many after each refusal, up to
+    MAX_WAIT_BATCHES."""
 
     def __init__(self, after: int = AFTER) -> None:
         self._after = after
@@ -65,7 +93,7 @@ class Uses:
 
     def put_off(self, key: Hashable) -> None:
         """A capture was not possible now."""
-        self._waits[key] = self._left[key] = 2 * self._waits.get(key, self._after)
+        self._waits[key] = self._left[key] = min(2 * self._waits.get(key, self._after), MAX_WAIT_BATCHES)
 
     def captured(self, key: Hashable) -> None:
         """Forgets the shape: should its graph be dropped, it is counted anew."""

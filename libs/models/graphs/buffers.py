@@ -21,13 +21,20 @@ from libs.models.work import InputSequence
 _Array = TypeVar("_Array", Ids, Tensor)
 
 
-def filled(bucket: Bucket, sequences: Sequence[InputSequence]) -> Ids:
-    """The buffer's content for these sequences. Fillers are of token 0 at position 0, which every encoder has."""
+def empty_inputs(bucket: Bucket) -> Ids:
+    """Return an array of a buffer's size on the host."""
+    return np.zeros(3 * bucket.tokens + bucket.sequences + 1, np.int32)
+
+
+def fill(inputs: Ids, bucket: Bucket, sequences: Sequence[InputSequence]) -> None:
+    """Write the buffer's content for these sequences to `inputs`. Fillers are of token 0 at position 0, which every encoder has.
+
+    Raises ValueError if the sequences do not fit the bucket."""
     lengths = [one.tokens for one in sequences]
     total, fillers = sum(lengths), bucket.fillers(sum(lengths), len(lengths))
     if fillers is None:
         raise ValueError(f"{total} tokens of {len(lengths)} sequences do not fit {bucket}")
-    inputs = np.zeros(3 * bucket.tokens + bucket.sequences + 1, np.int32)
+    inputs.fill(0)
     ids, positions, types, ends = _parts(inputs, bucket)
     ends[1:] = np.cumsum((*lengths, *fillers))
     np.concatenate([one.ids for one in sequences], out=ids[:total])
@@ -35,6 +42,12 @@ def filled(bucket: Bucket, sequences: Sequence[InputSequence]) -> Ids:
     for one, begin in zip(sequences, ends.tolist(), strict=False):
         if one.type_ids is not None:
             types[begin : begin + one.tokens] = one.type_ids
+
+
+def filled(bucket: Bucket, sequences: Sequence[InputSequence]) -> Ids:
+    """Return a new array as `fill` writes it."""
+    inputs = empty_inputs(bucket)
+    fill(inputs, bucket, sequences)
     return inputs
 
 

@@ -1,33 +1,38 @@
 """The graphs of one model: which batches are replayed, when a shape is captured, and the checks against the eager forward.
 
-Only the encoder is in a graph; heads run eagerly on its output, so all of them work. Called by `packed_model.py` in each forward;
-memory is granted by whoever runs the model (`Owner`). Everything that goes wrong ends in the eager forward.
+`packed_model.py` calls `forward` for each batch, which never captures: it counts, and shapes that are worth it wait in a queue.
+`capture_one` takes the next of them on the device thread while no batch waits (`services/worker/jobs/execution/runner.py`). Pooled
+heads are in the graph; others run eagerly on the encoder's output, so all of them work. Memory is granted by whoever runs the
+model (`Owner`). Every failure ends in the eager forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal
 
 import torch
 from torch import Tensor
 
-from libs.models.graphs.buckets import AFTER, Bucket, Uses, bucket_of
-from libs.models.graphs.buffers import filled, own_batch, whole_batch
-from libs.models.graphs.capture import Capture, Captured
-from libs.models.graphs.store import MOST_BYTES, Entry, GraphStore
+from libs.models.graphs.buckets import AFTER, Uses
+from libs.models.graphs.buffers import fill, filled, own_batch
+from libs.models.graphs.capture import Capture, Captured, PendingCopy
+from libs.models.graphs.shapes import Shape, distance, hot_shapes, most_tokens, shape_of, tolerance
+from libs.models.graphs.store import MAX_BYTES, GraphStore
+from libs.models.head import ModelHead
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.packed import Packed, Rows
+from libs.models.packed import Packed
 from libs.models.trunk import Trunk
 from libs.models.work import InputSequence
 
 CHECK_EVERY: Final = 256
-"""The first of so many replays of each graph is compared with the eager forward."""
+"""One of so many replays of each graph is compared with the eager forward, in addition to one at its capture."""
 
 ROUGH_BYTES: Final = 64 << 20
-"""What a graph may take beside the activations of its tokens, until it is measured: torch's allocator takes 2 and 20 MiB at a time,
-cuBLAS up to 32 MiB once."""
+"""Memory that a graph may take in addition to the activations of its tokens, until it is measured: torch's allocator takes 2 and
+20 MiB at a time, cuBLAS up to 32 MiB once."""
 
 Event = Literal["captured", "refused", "failed", "replayed", "checked", "differed"]
 """refused: no memory, or the device was in use. failed, differed: the model has no graphs from now on."""
@@ -44,20 +49,31 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
-    """What one graph is for. `typed`: the batch has token types."""
+class Replayed:
+    """A batch that was computed by a graph, or by the eager forward that checked it. Tensors are views that the next call
+    overwrites.
 
-    encoder: PackedEncoder
-    rows: Rows | None
-    typed: bool
-    bucket: Bucket
+    `output`: the encoder's hidden states, or the head's output if `is_pooled`. `batch`: the batch for heads. `copy`: the head's
+    output on its way to the host, with rows of fillers after the batch's own; None: `output` has to be copied.
+    """
 
-    def run(self, buffer: Tensor) -> Tensor:
-        return self.encoder.forward(whole_batch(buffer, self.bucket, typed=self.typed), self.rows)
+    output: Tensor
+    batch: Packed
+    is_pooled: bool
+    copy: PendingCopy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A shape that waits for its capture, and the batch to capture and check it with."""
+
+    shape: Shape
+    trunk: Trunk
+    sequences: Sequence[InputSequence]
 
 
 class Graphs:
-    """At most `most` graphs of `most_bytes` together. Calls must not overlap: the model's lock is held."""
+    """At most `most` graphs of `max_bytes` together. Calls must not overlap (the model's lock is held), except of `is_pending`."""
 
     def __init__(
         self,
@@ -65,107 +81,132 @@ class Graphs:
         owner: Owner,
         *,
         most: int,
-        most_bytes: int = MOST_BYTES,
+        max_bytes: int = MAX_BYTES,
         after: int = AFTER,
         check_every: int = CHECK_EVERY,
     ) -> None:
         self._capture, self._owner, self._check_every = capture, owner, check_every
-        self._store: GraphStore[Captured] = GraphStore(most, most_bytes)
+        self._max_bytes = max_bytes
+        self._store: GraphStore[Captured] = GraphStore(most)
         self._uses = Uses(after)
+        self._pending: dict[Shape, _Pending] = {}
+        self._most_tokens: dict[PackedEncoder, int] = {}
         self._now = 0
         self.is_off = False
 
-    def forward(self, trunk: Trunk, sequences: Sequence[InputSequence], rows: Rows | None) -> tuple[Tensor, Packed] | None:
-        """The encoder's hidden states, as its `forward` returns them, and the batch for heads. Both are views that the next call
-        overwrites. None: this batch has no graph, and is to be run eagerly."""
-        shape = None if self.is_off else _shape_of(trunk.encoder, sequences, rows)
+    @property
+    def is_pending(self) -> bool:
+        """Whether `capture_one` has something to do. May be called from any thread."""
+        return bool(self._pending)
+
+    def expect(self, trunks: Iterable[Trunk]) -> None:
+        """Queue the shapes that most batches have, after a load."""
+        for trunk in trunks:
+            for shape in hot_shapes(trunk):
+                self._pending[shape] = _Pending(shape, trunk, shape.sample())
+
+    def forward(self, trunk: Trunk, sequences: Sequence[InputSequence], heads: Sequence[ModelHead]) -> Replayed | None:
+        """Replay the batch, without waiting for the device unless it is checked. None: it has no graph and is to run eagerly."""
+        shape = None if self.is_off else shape_of(trunk.encoder, heads, sequences, self._limit(trunk.encoder))
         if shape is None:
             return None
         self._now += 1
         entry = self._store.use(shape, self._now)
-        if entry is None and self._uses.add(shape) and self._add(shape, sequences):
-            entry = self._store.use(shape, self._now)
-        return None if entry is None else self._replayed(shape, entry, trunk, sequences)
-
-    def drop(self) -> None:
-        """Drops all graphs and their memory. No forward may be in progress on the device."""
-        if len(self._store):
-            self._store.clear()
-            self._owner.reserve(0)
-
-    def _add(self, shape: _Shape, sequences: Sequence[InputSequence]) -> bool:
-        """Captures a graph if memory for it is granted, and says whether it did."""
-        size = ROUGH_BYTES + int(shape.bucket.tokens * self._owner.activation_bytes_per_token)
-        if not self._store.make_room(size, self._now):
-            self._uses.put_off(shape)
-            return False
-        captured = None
-        if self._owner.reserve(self._store.bytes + size):
-            try:
-                captured = self._capture.capture(shape.run, filled(shape.bucket, sequences))
-            except torch.OutOfMemoryError:
-                pass
-            except Exception as error:
-                self._switch_off("failed", f"{type(error).__name__}: {error}")
-                return False
-        if captured is not None and self._owner.reserve(self._store.bytes + captured.bytes):
-            self._store.add(shape, captured, self._now)
-            self._uses.captured(shape)
-            self._owner.tell("captured", "")
-            return True
-        del captured
-        self._owner.reserve(self._store.bytes)
-        self._uses.put_off(shape)
-        self._owner.tell("refused", "")
-        return False
-
-    def _replayed(
-        self, shape: _Shape, entry: Entry[Captured], trunk: Trunk, sequences: Sequence[InputSequence]
-    ) -> tuple[Tensor, Packed]:
-        lengths = tuple(one.tokens for one in sequences)
+        if entry is None:
+            if self._uses.add(shape) and shape not in self._pending:
+                self._pending[shape] = _Pending(shape, trunk, list(sequences))
+            return None
+        is_checked = entry.uses % self._check_every == 0
         try:
-            output = entry.graph.replay(filled(shape.bucket, sequences))
+            replayed, _ = self._replay(shape, entry.graph, trunk, sequences, is_checked=is_checked)
         except Exception as error:
             self._switch_off("failed", f"{type(error).__name__}: {error}")
             raise
         self._owner.tell("replayed", "")
-        hidden = output[: sum(lengths) if shape.rows is None else len(lengths)]
-        if entry.uses % self._check_every == 1 % self._check_every:
-            eager = trunk.pack(sequences, [None] * len(sequences))
-            wanted = shape.encoder.forward(eager, shape.rows)
+        return replayed
+
+    def capture_one(self) -> None:
+        """Capture the largest shape that waits, and check its graph against the eager forward. No batch may be in progress on the
+        device; takes tens of milliseconds."""
+        if not self._pending:
+            return
+        shape = max(self._pending, key=lambda one: (one.bucket.tokens, one.bucket.sequences))
+        pending = self._pending.pop(shape)
+        if self._store.is_full and self._store.is_stale(self._now):
+            self.drop()
+        captured = None if self._store.is_full else self._captured(pending)
+        if captured is None:
+            if not self.is_off:
+                self._uses.put_off(shape)
+                self._owner.tell("refused", "")
+            return
+        try:
+            _, is_equal = self._replay(shape, captured, pending.trunk, pending.sequences, is_checked=True)
+        except Exception as error:
+            self._switch_off("failed", f"{type(error).__name__}: {error}")
+            return
+        if is_equal:
+            self._store.add(shape, captured, self._now)
+            self._uses.captured(shape)
+            self._owner.tell("captured", "")
+
+    def drop(self) -> None:
+        """Drop all graphs and their memory. No forward may be in progress on the device."""
+        self._pending.clear()
+        self._store.clear()
+        if self._capture.bytes:
+            self._capture.drop()
+            self._owner.reserve(0)
+
+    def _limit(self, encoder: PackedEncoder) -> int:
+        if encoder not in self._most_tokens:
+            self._most_tokens[encoder] = most_tokens(encoder)
+        return self._most_tokens[encoder]
+
+    def _captured(self, pending: _Pending) -> Captured | None:
+        """Capture a graph if memory for it is granted. Afterwards what the pool takes is reserved, or all graphs are dropped."""
+        shape, held = pending.shape, self._capture.bytes
+        size = held + ROUGH_BYTES + int(shape.bucket.tokens * self._owner.activation_bytes_per_token)
+        if size > self._max_bytes or not self._owner.reserve(size):
+            return None
+        captured = None
+        try:
+            captured = self._capture.capture(shape.run, filled(shape.bucket, pending.sequences))
+        except torch.OutOfMemoryError:
+            self._store.clear()  # as the pool has lost all its graphs
+        except Exception as error:
+            self._switch_off("failed", f"{type(error).__name__}: {error}")
+            return None
+        if not self._owner.reserve(self._capture.bytes):
+            captured = None
+            self._store.clear()
+            self._capture.drop()
+            self._owner.reserve(0)
+        return captured
+
+    def _replay(
+        self, shape: Shape, graph: Captured, trunk: Trunk, sequences: Sequence[InputSequence], *, is_checked: bool
+    ) -> tuple[Replayed, bool]:
+        """Replay a batch. The second value is False if it was checked and differs; then the first is the eager forward's."""
+        lengths = tuple(one.tokens for one in sequences)
+        output = graph.replay(partial(fill, bucket=shape.bucket, sequences=sequences))[: shape.output_rows(sequences)]
+        is_pooled = shape.head is not None
+        copy = graph.start_copy() if is_pooled else None
+        if is_checked:
+            wanted, eager = shape.run_eagerly(trunk, sequences)
             self._owner.tell("checked", "")
-            if (apart := distance(hidden, wanted)) > tolerance(wanted.dtype):
+            # What reaches the host is compared, so that the copy is checked, too.
+            got = output if copy is None else torch.from_numpy(copy.wait())[: len(output)].to(output.device)
+            if (apart := distance(got, wanted)) > tolerance(shape.encoder.dtype):
                 self._switch_off("differed", f"by {apart:.2g} in a batch of {len(lengths)} sequences and {sum(lengths)} tokens")
-                return wanted, eager
-        return hidden, own_batch(entry.graph.buffer, shape.bucket, lengths, typed=shape.typed)
+                return Replayed(wanted, eager, is_pooled), False
+            copy = None
+        return Replayed(output, own_batch(graph.buffer, shape.bucket, lengths, typed=shape.typed), is_pooled, copy), True
 
     def _switch_off(self, why: Event, detail: str) -> None:
         self.is_off = True
+        self._pending.clear()
         self._store.clear()
+        self._capture.drop()
         self._owner.reserve(0)
         self._owner.tell(why, detail)
-
-
-def _shape_of(encoder: PackedEncoder, sequences: Sequence[InputSequence], rows: Rows | None) -> _Shape | None:
-    """None for a batch that no graph is for: too large, or with adapters, shared prefixes, masked keys or rows of embeddings."""
-    special = any(one.adapter or one.seen or one.before is not None or one.rows is not None for one in sequences)
-    if special or encoder.goes_by_runs:
-        return None
-    bucket = bucket_of([one.tokens for one in sequences], encoder.max_positions)
-    if bucket is None:
-        return None
-    return _Shape(encoder, rows, any(one.type_ids is not None for one in sequences), bucket)
-
-
-def distance(got: Tensor, wanted: Tensor) -> float:
-    """The largest distance of two rows, relative to the wanted row's length; infinite where only `wanted` is finite. Waits for the
-    device. [rows, size] each; rows that should not be finite are left out."""
-    got, wanted = got.float(), wanted.float()
-    relative = (got - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
-    relative = relative.nan_to_num(nan=torch.inf).masked_fill(~wanted.isfinite().all(-1), 0.0)
-    return float(relative.max())
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """Half of the type's digits: products of other sizes round differently, a wrong row differs by about 1."""
-    return float(torch.finfo(dtype).eps ** 0.5)

@@ -1,30 +1,26 @@
-"""The graphs that a model keeps: bounded in number and bytes, the least recently used dropped first. Decisions only."""
+"""The graphs that a model keeps, and when all of them are dropped so that others can be captured. Decisions only.
+
+The graphs of a model share their memory, so dropping one of them would free next to nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
-STALE: Final = 1000
-"""A graph that was used within so many forwards is not dropped for another: shapes that take turns would be captured forever."""
+STALE_FORWARDS: Final = 1000
+"""A graph is stale if it was not used within so many forwards."""
 
-MOST_BYTES: Final = 1 << 30
-"""Of one model's graphs."""
+MAX_BYTES: Final = 1 << 30
+"""Device memory of one model's graphs."""
 
-
-class HasBytes(Protocol):
-    @property
-    def bytes(self) -> int:
-        """Device memory that it takes."""
-
-
-_Graph = TypeVar("_Graph", bound=HasBytes)
+_Graph = TypeVar("_Graph")
 
 
 @dataclass(slots=True)
 class Entry(Generic[_Graph]):
-    """A graph. `used_at`: the number of the forward that used it last. `uses`: how many did."""
+    """A graph. `used_at`: the number of the forward that used it last. `uses`: how many forwards used it."""
 
     graph: _Graph
     used_at: int
@@ -32,38 +28,33 @@ class Entry(Generic[_Graph]):
 
 
 class GraphStore(Generic[_Graph]):
-    """`now` in all methods: the number of the present forward."""
+    """At most `most` graphs. `now` in all methods: the number of the present forward."""
 
-    def __init__(self, most: int, most_bytes: int = MOST_BYTES) -> None:
-        self._most, self._most_bytes = most, most_bytes
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._entries: dict[Hashable, Entry[_Graph]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._entries
+
     @property
-    def bytes(self) -> int:
-        return sum(entry.graph.bytes for entry in self._entries.values())
+    def is_full(self) -> bool:
+        return len(self._entries) >= self._most
 
     def use(self, key: Hashable, now: int) -> Entry[_Graph] | None:
-        """The graph of this key, if there is one, which counts as used."""
+        """Return the graph of this key, which counts as used, or None."""
         entry = self._entries.get(key)
         if entry is not None:
             entry.used_at, entry.uses = now, entry.uses + 1
         return entry
 
-    def make_room(self, size: int, now: int) -> bool:
-        """Drops stale graphs until one more of `size` bytes fits. False, and nothing is dropped, if it would not even then."""
-        ordered = sorted(self._entries, key=lambda key: self._entries[key].used_at)
-        count, taken, victims = len(ordered), self.bytes, 0
-        while count >= self._most or taken + size > self._most_bytes:
-            if victims == len(ordered) or now - self._entries[ordered[victims]].used_at < STALE:
-                return False
-            taken -= self._entries[ordered[victims]].graph.bytes
-            count, victims = count - 1, victims + 1
-        for key in ordered[:victims]:
-            del self._entries[key]
-        return True
+    def is_stale(self, now: int) -> bool:
+        """Whether at least half of the graphs are stale: the shapes of batches have changed, and capturing again is worth it."""
+        stale = sum(now - entry.used_at >= STALE_FORWARDS for entry in self._entries.values())
+        return 0 < len(self._entries) <= 2 * stale
 
     def add(self, key: Hashable, graph: _Graph, now: int) -> None:
         self._entries[key] = Entry(graph, now)

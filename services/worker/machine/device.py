@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from libs.models.graphs.graphs import Graphs, Owner
 from libs.models.loaded.tiers import sharing
 from libs.models.text.registry import default_dtype
 from services.worker.settings import Settings
+
+log = logging.getLogger(__name__)
 
 _CPU_BATCH_TOKENS = 2048
 _ACCELERATOR_BATCH_TOKENS = 16384
@@ -143,20 +146,35 @@ def _accelerator(settings: Settings, device: torch.device, dtype: torch.dtype) -
         load=_load(device, dtype, settings.catalog),
         recover=_recover_accelerator,
         trim=_trim_accelerator,
-        graphs=partial(Graphs, CudaCapture(device), most=settings.cuda_graphs) if settings.cuda_graphs else None,
+        graphs=partial(_graphs, device, settings.cuda_graphs) if settings.cuda_graphs else None,
     )
+
+
+def _graphs(device: torch.device, most: int, owner: Owner) -> Graphs:
+    """The graphs of one model, in one memory pool."""
+    return Graphs(CudaCapture(device), owner, most=most)
 
 
 def _recover_accelerator() -> None:
     """After running out of memory, frees the caches. After an error that corrupts the CUDA context, synchronize raises it again."""
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
+    with sharing():  # a synchronisation beside a capture would raise, and end the capture
+        torch.cuda.synchronize()
+        _free_caches()
 
 
 def _trim_accelerator() -> None:
     with sharing():
-        torch.cuda.empty_cache()
+        _free_caches()
     memory.trim()
+
+
+def _free_caches() -> None:
+    """Returns torch's unused memory to the device. A failure is logged: the allocator has lost count, but the device is not lost,
+    which only `synchronize` can say."""
+    try:
+        torch.cuda.empty_cache()
+    except RuntimeError:
+        log.exception("torch could not return unused memory to the device: forward passes go on with the memory that is free")
 
 
 def _host_bytes() -> int:

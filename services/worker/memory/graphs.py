@@ -1,6 +1,7 @@
 """Device memory of CUDA graphs: a part of the claim of their model, which grows only into free memory and is given back first.
 
-Used by `space.py`. A model asks for it on the device thread before each capture; everything else is of the event loop.
+Used by `space.py`; the runner captures through it between batches (`runner.IdleWork`). A model asks for memory on the device thread
+before each capture; everything else is of the event loop.
 """
 
 from __future__ import annotations
@@ -29,11 +30,16 @@ _ANSWER_SECONDS: Final = 1.0
 
 @runtime_checkable
 class KeepsGraphs(Protocol):
-    """A model whose forwards can be captured. Both methods block while a forward is in progress."""
+    """A model whose forwards can be captured. All methods but `awaits_capture` block while a forward is in progress."""
 
     def keep_graphs(self, graphs: Graphs) -> None: ...
 
     def drop_graphs(self) -> None: ...
+
+    @property
+    def awaits_capture(self) -> bool: ...
+
+    def capture_graph(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,22 @@ class GraphMemory:
         # By name: a model whose graphs referred to it would not be freed when it is dropped.
         reserve, tell = partial(self._reserve, resident.name), partial(_tell, resident.name)
         model.keep_graphs(self._graphs(Owner(reserve, tell, resident.activation_bytes_per_token)))
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a model has a graph to capture. Any thread."""
+        return any(_is_waiting(one) for one in list(self._kept.values()))
+
+    def run(self) -> None:
+        """Capture one graph. On the device thread, while no batch waits or is in progress; a failure is logged."""
+        waiting = next((one for one in list(self._kept.values()) if _is_waiting(one)), None)
+        if waiting is None:
+            return
+        try:
+            waiting.model.capture_graph()
+        except Exception:
+            # The queue is one shorter, so that this ends. Whether the device is lost shows with the next batch.
+            log.exception("a CUDA graph could not be captured", extra=fields({"model": waiting.resident.name}))
 
     def forget(self, model: str) -> None:
         """The model leaves the device, and its graphs with it."""
@@ -98,6 +120,10 @@ class GraphMemory:
             return False
         kept.resident.graph_bytes = size
         return True
+
+
+def _is_waiting(one: _Kept) -> bool:
+    return one.model.awaits_capture and not one.resident.leaving
 
 
 def _tell(model: str, event: Event, detail: str) -> None:

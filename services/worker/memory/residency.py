@@ -29,6 +29,7 @@ from services.worker.memory.adapters import MAX_ADAPTERS, AdapterLoader
 from services.worker.memory.budget import Size
 from services.worker.memory.decoding import DecodingMemory
 from services.worker.memory.files import ModelFiles, OnDisk
+from services.worker.memory.graphs import GraphMemory
 from services.worker.memory.loading import Loader, Loading
 from services.worker.memory.resident import REPORT_FAILURE_SECONDS, Failed, Resident
 from services.worker.memory.space import Space
@@ -92,6 +93,11 @@ class Residency:
     def decoding(self) -> DecodingMemory:
         """Memory for the images that jobs have."""
         return self._space.decoding
+
+    @property
+    def graphs(self) -> GraphMemory:
+        """CUDA graphs, which the device thread captures while no batch waits."""
+        return self._space.graphs
 
     # What is served
 

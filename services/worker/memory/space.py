@@ -98,7 +98,7 @@ class Space:
         """A load waits, and the rules forbid enough evictions for now."""
         self._floor = 0.0
         self._turn = asyncio.Lock()
-        self._graphs = GraphMemory(device, self.device_memory, may_grow=lambda: not self._turn.locked())
+        self.graphs = GraphMemory(device, self.device_memory, may_grow=lambda: not self._turn.locked())
         self._wake = asyncio.Event()
         # Outputs are in host memory, of whichever device.
         ledger = self.device_memory if device.shares_memory else self.host.ledger
@@ -190,7 +190,7 @@ class Space:
                 while True:
                     self.make_room(request.size)
                     if self.device_memory.missing(request.size) > 0:
-                        await self._graphs.shed()
+                        await self.graphs.shed()
                     self._check_fits(request)
                     if warm is not None and self._shares_memory:
                         # Once there is room the model counts on the device, which is the same memory, and models evicted for it may
@@ -216,7 +216,7 @@ class Space:
         while not self.device_memory.resize(claim, request.size):
             if self.make_room(request.size, [claim]):
                 continue
-            if await self._graphs.shed():
+            if await self.graphs.shed():
                 continue
             self._check_fits(request, claim)
             self._start_evictions(request, claim)
@@ -277,7 +277,7 @@ class Space:
         warm = await self._park(self.places[model]) if to_host else None
         # From here on this task holds no reference to the model, so that dropping it frees its memory.
         place = self.places.pop(model)
-        self._graphs.forget(model)
+        self.graphs.forget(model)
         claim = place.device
         if warm is None:
             if place.host is not None:
@@ -316,7 +316,7 @@ class Space:
     async def relieve(self, keep: str) -> bool:
         """Frees the memory of all CUDA graphs, or else of one model: a warm one where memory is shared, else one that is idle and
         not pinned, other than `keep`. False if there is none."""
-        if await self._graphs.shed():
+        if await self.graphs.shed():
             return True
         if self._shares_memory and self.images.used_bytes and self.images.give_back(self.images.granted_bytes):
             await in_thread(self._trim)
@@ -342,7 +342,7 @@ class Space:
             if place.host is None:
                 await in_thread(model.drop_host_copy)
         self.places[claim.name] = place
-        self._graphs.keep(resident, claim)
+        self.graphs.keep(resident, claim)
         return resident
 
     def readmit(self, warm: Warm, model: Model, claim: Claim, *, seconds: float, activation: float) -> Resident:
@@ -352,7 +352,7 @@ class Space:
         if not model.host_bytes:
             self.host.release_of(warm)
         self.places[warm.name] = Place(resident, warm.copy, claim, warm.host)
-        self._graphs.keep(resident, claim)
+        self.graphs.keep(resident, claim)
         return resident
 
     def _resident(self, name: str, model: Model, load_seconds: float, activation: float) -> Resident:

@@ -53,14 +53,16 @@ class PooledHead(nn.Module):
 
     def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
         skips = [sequence.skip for sequence in sequences]
-        if hidden.shape[0] == len(batch.lengths) and self.rows is not None and not any(skips):
-            pooled = hidden.float()
-        else:
-            hidden, cu_seqlens = without_prompts(hidden, batch, skips)
-            pooled = torch.cat([pooling(hidden, cu_seqlens) for pooling in self._poolings], dim=1)
+        is_one_row = hidden.shape[0] == len(batch.lengths) and self.rows is not None and not any(skips)
+        hidden, cu_seqlens = (hidden, batch.cu_seqlens) if is_one_row else without_prompts(hidden, batch, skips)
+        return (self.pool(hidden, cu_seqlens, is_one_row=is_one_row),)
+
+    def pool(self, hidden: Tensor, cu_seqlens: Tensor, *, is_one_row: bool) -> Tensor:
+        """As `CapturableHead.pool`."""
+        pooled = hidden.float() if is_one_row else torch.cat([pooling(hidden, cu_seqlens) for pooling in self._poolings], dim=1)
         for layer in self.layers:
             pooled = layer(pooled)
-        return (pooled,)
+        return pooled
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         return row_each(arrays[0])

@@ -63,6 +63,16 @@ class Outcomes(Protocol):
         """A forward pass began, or the device has nothing left to do."""
 
 
+class IdleWork(Protocol):
+    """Work for the device that no job waits for, in pieces of tens of milliseconds: captures of CUDA graphs."""
+
+    @property
+    def is_pending(self) -> bool: ...
+
+    def run(self) -> None:
+        """Do one piece. Called on the device thread while no batch waits or is in progress; raises nothing."""
+
+
 @runtime_checkable
 class KeepsSequences(Protocol):
     """A model that keeps what it has of sequences from one forward to the next."""
@@ -75,7 +85,8 @@ class Runner:
     """`add` prepared jobs from any thread; `outcomes` is called exactly once for each job, unless the job became unwanted.
 
     `clock` is monotonic, `unix_time` is for deadlines (both seconds). `ladder` runs forward passes; if it raises, the device is
-    lost and `ended` has its error. `enter` runs first on the device thread. `waste` counts every forward pass.
+    lost and `ended` has its error. `enter` runs first on the device thread. `waste` counts every forward pass. `idle_work` is done
+    while no batch waits.
     """
 
     def __init__(
@@ -88,6 +99,7 @@ class Runner:
         ladder: Ladder,
         enter: Callable[[], None],
         waste: Waste,
+        idle_work: IdleWork | None = None,
     ) -> None:
         self.ended: Future[None] = Future()
         self.limits = limits
@@ -98,6 +110,7 @@ class Runner:
         self._ladder = ladder
         self._enter = enter
         self._waste = waste
+        self._idle_work = idle_work
         # Of the device thread alone.
         self._caps = Caps(limits.tokens)
         self._cut_at: float | None = None  # of the batch that is to run, if this thread waited for it
@@ -121,6 +134,11 @@ class Runner:
         """Runs no further batch and reports no further outcome; `ended` resolves when the batch in progress is over."""
         with self._condition:
             self._stopping = True
+            self._condition.notify()
+
+    def wake(self) -> None:
+        """Makes an idle device thread look for idle work. Any thread."""
+        with self._condition:
             self._condition.notify()
 
     @property
@@ -188,9 +206,21 @@ class Runner:
                     return batch
                 self._free_at = 0.0
                 self._outcomes.device_changed()
-                self._condition.wait()
+                if not self._do_idle_work():
+                    self._condition.wait()
                 has_waited = True
         return None
+
+    def _do_idle_work(self) -> bool:
+        """Does one piece of idle work, without the lock, so that jobs can be added. False: there is none."""
+        if self._idle_work is None or not self._idle_work.is_pending:
+            return False
+        self._condition.release()
+        try:
+            self._idle_work.run()
+        finally:
+            self._condition.acquire()
+        return True
 
     def _overtaking(self, running: Batch) -> float:
         """Called between two layers of the running batch: runs the batches that preempt it. Returns the seconds that they took."""
