@@ -20,7 +20,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from libs.kernels.attention import varlen_triton
+from libs.kernels.attention import paged_triton, varlen_triton
+from libs.kernels.attention.paged import PAGE
 from libs.kernels.layout import Layout
 from libs.kernels.rows import fused_triton, rope_triton
 from libs.kernels.rows.rope import HeadNorms
@@ -98,7 +99,21 @@ def rotations() -> None:
     rope_triton.angles(of(TOKENS, dtype=torch.int32), of(TOKENS, 32, dtype=torch.float32), 1.0)
 
 
-VARIANTS: Final = (attention, rows, rotations)
+def decode_steps() -> None:
+    """Qwen3, and heads of 256 with everything; multi-query heads of 80 that only read."""
+    cu_keys, numbers = of(9, dtype=torch.int32), of(8, 64, dtype=torch.int32)
+    for dtype, (heads, kv_heads, size, stores, is_all) in product(
+        (torch.bfloat16, torch.float32), ((16, 8, 128, True, False), (16, 8, 256, True, True), (20, 1, 80, False, False))
+    ):
+        pages = of(9, kv_heads, size, PAGE, dtype=dtype), of(9, kv_heads, PAGE, size, dtype=dtype)
+        q, k, v = of(8, heads + 2 * kv_heads, size, dtype=dtype).split_with_sizes((heads, kv_heads, kv_heads), dim=1)
+        new = (k, v) if stores else (None, None)
+        window, softcap = (5, 50.0) if is_all else (None, None)
+        bias = of(heads, 2 * TOKENS + 1, dtype=dtype) if is_all else None
+        paged_triton.attend(q, *new, pages, cu_keys, numbers, 0.1, window, bias, softcap)
+
+
+VARIANTS: Final = (attention, rows, rotations, decode_steps)
 
 
 def compile_launch(launch: Launch, capability: int) -> dict[str, Any]:

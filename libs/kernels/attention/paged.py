@@ -1,8 +1,9 @@
 """Attention over cached keys and values, which lie in pages of a fixed size (as in vLLM, arXiv 2309.06180).
 
 A layer's keys are one tensor [pages, kv_heads, dim, PAGE], its values another [pages, kv_heads, PAGE, dim]. A sequence has a list
-of pages, which need not be neighbours. On x86-64 CPUs a kernel in C++ stores and reads them in place (`native/paged.py`); elsewhere
-the rows are gathered, and `varlen_attention` does the rest.
+of pages, which need not be neighbours. On x86-64 CPUs a kernel in C++ stores and reads them in place (`native/paged.py`), and on CUDA
+one in Triton does so for one query a sequence (`paged_triton.py`); elsewhere the rows are gathered, and `varlen_attention` does the
+rest.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from libs.kernels.attention.varlen import varlen_attention
 from libs.kernels.layout import Layout, cumulated, to_device
 from libs.kernels.native import paged as native_paged
+from libs.kernels.triton_here import has_triton
 
 PAGE: Final = 32
 """Tokens of a page; as in native/source/paged/paged.h."""
@@ -29,13 +32,15 @@ class PagedLayout:
     """The sequences of a forward and their pages.
 
     `layout`: of its queries and of all keys of each sequence, in pages or about to be. `cu_rows`: the rows whose keys are stored,
-    which are the last keys of their sequence: [sequences + 1] int32. `numbers`: each sequence's pages, [sequences, most] int32.
-    `fresh`: nothing was stored before these rows, so that a forward's own keys are all that there are.
+    which are the last keys of their sequence: [sequences + 1] int32. `numbers`: each sequence's pages, [sequences, most] int32, and
+    `host_numbers` the same on the host. `fresh`: nothing was stored before these rows, so that a forward's own keys are all that
+    there are.
     """
 
     layout: Layout
     cu_rows: Tensor
     numbers: Tensor
+    host_numbers: NDArray[np.int32]
     queries: tuple[int, ...]
     keys: tuple[int, ...]
     rows: tuple[int, ...]
@@ -60,25 +65,32 @@ class PagedLayout:
         layout = Layout.of(queries, keys, device)
         cu_rows = layout.cu_queries if tuple(rows) == tuple(queries) else cumulated(rows, device)
         fresh = all(own == every for own, every in zip(rows, keys, strict=True))
-        return PagedLayout(layout, cu_rows, to_device(numbers, device), tuple(queries), tuple(keys), tuple(rows), fresh)
+        counts = tuple(queries), tuple(keys), tuple(rows)
+        return PagedLayout(layout, cu_rows, to_device(numbers, device), numbers, *counts, fresh)
+
+    @property
+    def is_step(self) -> bool:
+        """Whether each sequence has one query, and stores one key or none."""
+        return self.layout.max_queries == 1 and (set(self.rows) <= {1} or not any(self.rows))
 
     def slots(self) -> tuple[Tensor, Tensor]:
         """The page and the place in it of each row that is stored: [rows] int64 twice."""
-        ends = zip(self.keys, self.rows, strict=True)
-        return self._places("rows", [range(keys - rows, keys) for keys, rows in ends])
+        return self._places("rows", self.rows)
 
     def all_slots(self) -> tuple[Tensor, Tensor]:
         """The same of all keys."""
-        return self._places("keys", [range(keys) for keys in self.keys])
+        return self._places("keys", self.keys)
 
-    def _places(self, name: str, ranges: Sequence[range]) -> tuple[Tensor, Tensor]:
+    def _places(self, name: str, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Of the last `counts` keys of each sequence. Computed on the host, and uploaded once for all layers of a forward."""
         made = self.layout.memo.get((PagedLayout, name))
         if not isinstance(made, tuple):
-            device = self.numbers.device
-            positions = torch.cat([torch.arange(each.start, each.stop, device=device) for each in ranges])
-            counts = torch.tensor([len(each) for each in ranges], device=device)
-            sequences = torch.repeat_interleave(torch.arange(len(ranges), device=device), counts, output_size=len(positions))
-            made = self.numbers[sequences, positions // PAGE].long(), positions % PAGE
+            own = np.asarray(counts)
+            ends = np.cumsum(own)
+            positions = np.arange(own.sum()) - np.repeat(ends - np.asarray(self.keys), own)
+            sequences = np.repeat(np.arange(len(own)), own)
+            slots = np.stack((self.host_numbers[sequences, positions // PAGE], positions % PAGE))
+            made = tuple(to_device(slots, self.numbers.device, np.int64))
             self.layout.memo[PagedLayout, name] = made
         return made
 
@@ -122,6 +134,11 @@ def attend(
 
     q: [queries, heads, dim] -> the same. Queries are at the last of their sequence's keys; if not `causal`, they see all.
     """
+    if has_triton(q) and where.is_step:
+        from libs.kernels.attention import paged_triton
+
+        if paged_triton.takes(q.shape[1], pages[0].shape[1], q.shape[2]):
+            return paged_triton.attend(q, k, v, pages, where.layout.cu_keys, where.numbers, scale, window, bias, softcap)
     made = None
     if softcap is None:
         made = native_paged.attend(

@@ -85,6 +85,7 @@ class Graphs:
         after: int = AFTER,
         check_every: int = CHECK_EVERY,
     ) -> None:
+        self.capture, self.owner = capture, owner
         self._capture, self._owner, self._check_every = capture, owner, check_every
         self._max_bytes = max_bytes
         self._store: GraphStore[Captured] = GraphStore(most)

@@ -12,11 +12,15 @@ from torch import Tensor
 from libs.errors import InvalidInput, NoCapacity
 from libs.kernels.attention.paged import copy_page, pages_for
 from libs.kernels.layout import to_device
+from libs.models.generation.decoding.graphs import StepGraphs
 from libs.models.generation.decoding.pages import PagePool
 from libs.models.generation.decoding.rules import Ids, apply
 from libs.models.generation.decoding.sampling import Draw, choose, token_scores
 from libs.models.generation.decoding.sequences import DecodeSequence, Finish, Request, Row, Step, pages_needed
+from libs.models.generation.decoding.steps import StepForward, StepRow
 from libs.models.generation.decoding.writer import Places, Writer
+from libs.models.graphs.capture import Capture
+from libs.models.graphs.graphs import Owner
 from libs.models.packed import GivenRows, Packed
 from libs.models.work import Between, TokenScore, nothing_between
 
@@ -51,6 +55,8 @@ class DecodeLoop:
         self.writer, self.pool = writer, PagePool(pages)
         self._pages = writer.pages(pages)
         self._most_rows = most_rows
+        self._steps = StepForward(writer, self._pages) if StepForward.takes(writer, self._pages) else None
+        self._graphs: StepGraphs | None = None
         self._sequences: list[DecodeSequence] = []
         self._prefilled_last = False
 
@@ -105,12 +111,32 @@ class DecodeLoop:
         for piece in pieces:
             for origin, to in piece.sequence.make_room(piece.row, piece.count):
                 copy_page(self._pages, origin, to)
+        if self._steps is not None and not self._prefilled_last:
+            return self._decode(self._steps, pieces)
         self._keep_states([piece.sequence for piece in pieces if piece.sequence.states is not None])
         places = self._places(pieces)
         scores = self.writer.forward(self._batch(pieces, places), self._pages, places, between)
         for piece in pieces:
             piece.row.stored += piece.count
         return self._choose(pieces, scores)
+
+    def keep_graphs(self, capture: Capture, owner: Owner) -> StepGraphs | None:
+        """From now on decode steps are replayed from graphs, which wait for their capture. None: the writer's steps have none."""
+        self._graphs = None if self._steps is None else StepGraphs(self._steps, capture, owner)
+        return self._graphs
+
+    def _decode(self, steps: StepForward, pieces: Sequence[_Piece]) -> list[Written]:
+        """A step of one token of each sequence, on CUDA."""
+        rows = [_step_row(piece.sequence, piece.row) for piece in pieces]
+        made = None if self._graphs is None else self._graphs.run(rows)
+        likeliest, scores = steps.eager(rows) if made is None else made
+        for piece in pieces:
+            piece.row.stored += 1
+        bound = self.writer.settings.vocabulary
+        if any(_needs_scores(piece.sequence, bound) for piece in pieces):
+            return self._choose(pieces, scores)
+        tokens: list[int] = likeliest.tolist()
+        return [self._write(piece, token, None) for piece, token in zip(pieces, tokens, strict=True)]
 
     def _extent(self, request: Request) -> tuple[Ids, int]:
         """The prompt, and how many tokens it has with the longest answer."""
@@ -241,6 +267,17 @@ class DecodeLoop:
     def _end(self, sequence: DecodeSequence, finish: Finish) -> None:
         sequence.end(finish)
         self._sequences.remove(sequence)
+
+
+def _step_row(sequence: DecodeSequence, row: Row) -> StepRow:
+    place = row.stored
+    return StepRow(int(row.ids[place]), place + sequence.ahead, place + 1, row.pages)
+
+
+def _needs_scores(sequence: DecodeSequence, vocabulary: int | None) -> bool:
+    """Whether its next token is not simply the likeliest of so many."""
+    is_greedy = sequence.beams is None and sequence.sampler is None and sequence.request.top_logprobs is None
+    return not (is_greedy and sequence.rules.is_plain and sequence.settings.vocabulary == vocabulary)
 
 
 def _draws(pieces: Sequence[_Piece]) -> dict[int, Draw]:

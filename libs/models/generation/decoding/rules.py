@@ -70,15 +70,16 @@ class Rules:
         self._suppressed_first = np.array(settings.suppressed_first, np.int32)
         forced = settings.forced_first is not None or settings.forced_last is not None
         least = settings.min_length > prompt or settings.min_new > 0
-        bounded = settings.vocabulary is not None or allows is not None or bool(settings.no_repeat_ngram)
+        bounded = allows is not None or bool(settings.no_repeat_ngram)
         suppresses = bool(words or settings.suppressed or settings.suppressed_first)
         self._counts = settings.presence_penalty != 0.0 or settings.frequency_penalty != 0.0
         penalises = self._counts or settings.repetition_penalty != 1.0
-        self._is_plain = not (forced or least or bounded or suppresses or penalises)
+        self.is_plain = not (forced or least or bounded or suppresses or penalises)
+        """Whether any token of the vocabulary may follow, and scores stay as they are."""
 
     def edits(self, ids: Ids) -> Edits | None:
         """For the token after `ids`, prompt and answer so far; None: none."""
-        if self._is_plain:
+        if self.is_plain and self._settings.vocabulary is None:
             return None
         settings, length = self._settings, len(ids)
         suppressed = self._suppressed
@@ -159,6 +160,11 @@ def apply(scores: Tensor, edits: Sequence[Edits | None]) -> None:
             scores[row, each.only] = 0.0
     _ban(scores, [(row, each.suppressed) for row, each in some])
     _keep(scores, [(row, each.allowed) for row, each in some if each.allowed is not None])
+    bounds = {each.vocabulary for _, each in some}
+    if len(some) == len(scores) and len(bounds) == 1:
+        (bound,) = bounds
+        scores[:, len(scores[0]) if bound is None else bound :] = -torch.inf
+        return
     for row, each in some:
         if each.vocabulary is not None:
             scores[row, each.vocabulary :] = -torch.inf
