@@ -49,7 +49,7 @@ class _Operators(TorchDispatchMode):
 
 
 def _is_view(out: Any, args: Any) -> bool:
-    """Whether an operator gives out what it was given. Of those that may copy (`reshape`, `contiguous`, `to`) the result decides."""
+    """Whether an operator returns what it was given. Of those that may copy (`reshape`, `contiguous`, `to`) the result decides."""
     given = {_memory(one) for one in tree_leaves(args) if isinstance(one, Tensor)}
     return all(_memory(one) in given for one in tree_leaves(out) if isinstance(one, Tensor))
 
@@ -69,8 +69,8 @@ def _as_on_a_gpu() -> Iterator[Counter[str]]:
     operators, counts = _Operators(), Counter[str]()
     with (
         mock.patch.object(triton_here, "_DEVICES", ("meta",)),
-        mock.patch.object(varlen, "_has_flash", lambda q: True),
-        mock.patch.object(varlen, "_flash_kernel", lambda: varlen._torch_flash),
+        mock.patch.object(varlen, "_has_flash", return_value=True),
+        mock.patch.object(varlen, "_flash_kernel", return_value=varlen._torch_flash),
         recorded_launches() as launches,
         operators,
     ):

