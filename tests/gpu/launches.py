@@ -43,9 +43,14 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
-        if name not in _ALLOCATIONS and (func._schema.is_mutable or not _is_view(out, args)):
+        if name not in _ALLOCATIONS and not _is_upload(args) and (func._schema.is_mutable or not _is_view(out, args)):
             self.counts[name] += _kernels(name, args)
         return out
+
+
+def _is_upload(args: Any) -> bool:
+    """Whether a tensor of the host is copied to the device, which `layout.upload` does in one copy on CUDA."""
+    return bool(args) and isinstance(args[0], Tensor) and args[0].device.type == "cpu"
 
 
 def _is_view(out: Any, args: Any) -> bool:
