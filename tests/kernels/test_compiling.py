@@ -36,6 +36,9 @@ def test_every_kernel_compiles(capability: int, tmp_path: Path) -> None:
 
 
 def _stack(one: dict[str, Any]) -> int:
-    """Bytes that a variant may have beside its registers, found with Triton 3.6 and 3.9: up to 40 are spilled by variants of attention
-    that take all registers of a thread; sines of large angles have a table of 28, which not every assembler keeps in registers."""
+    """Bytes that a variant may have beside its registers, as found with Triton 3.6 and 3.9.
+
+    Variants of attention that take all registers of a thread spill up to 40; sines of large angles have a table of 28, which not
+    every assembler keeps in registers.
+    """
     return {"_attend": 64, "_angles": 32}.get(one["kernel"], 0)
