@@ -99,11 +99,11 @@ def cumulated(lengths: Sequence[int], device: torch.device | str) -> Tensor:
 
 
 _ALIGNED: Final = 4
-"""Numbers in 16 bytes. A kernel in Triton is compiled once for tensors that begin at a multiple of that, and once more for others."""
+"""Numbers in 16 bytes. Triton compiles a kernel once for tensors that begin at a multiple of that, and once more for others."""
 
 
 def upload(arrays: Sequence[NDArray[np.int32]], device: torch.device | str) -> list[Tensor]:
-    """Copies of these arrays [n] on the device, which is not waited for: on CUDA views of one buffer, so that one copy brings all."""
+    """Copies of these arrays [n] on the device, which is not waited for: on CUDA views of one buffer, which one copy brings."""
     if torch.device(device).type != "cuda":
         return [to_device(array, device) for array in arrays]
     starts = np.cumsum([0, *(-(-len(array) // _ALIGNED) * _ALIGNED for array in arrays)]).tolist()

@@ -29,18 +29,8 @@ from tests.support.triton_launches import recorded_launches
 
 LENGTHS: Final = (3, 8, 8, 30)
 
-_SILENT: Final = (
-    "empty",
-    "new_empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty_strided",
-    "_unsafe_view",
-    "lift_fresh",
-    "set_",
-    "detach",
-)
-"""Operators that give memory a name and launch nothing, besides views."""
+_ALLOCATIONS: Final = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
+"""Operators that only take memory."""
 
 
 class _Operators(TorchDispatchMode):
@@ -53,14 +43,24 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
-        if name not in _SILENT and not func.is_view and (func._schema.is_mutable or not _is_same(out, args)):
+        if name not in _ALLOCATIONS and not _is_upload(args) and (func._schema.is_mutable or not _is_view(out, args)):
             self.counts[name] += _kernels(name, args)
         return out
 
 
-def _is_same(out: Any, args: Any) -> bool:
-    """Whether an operator only passes on what it was given (`contiguous`, `reshape` and `to` of what is so already)."""
-    return isinstance(out, Tensor) and any(out is one for one in tree_leaves(args))
+def _is_upload(args: Any) -> bool:
+    """Whether a tensor of the host is copied to the device, which `layout.upload` does in one copy on CUDA."""
+    return bool(args) and isinstance(args[0], Tensor) and args[0].device.type == "cpu"
+
+
+def _is_view(out: Any, args: Any) -> bool:
+    """Whether an operator returns what it was given. Of those that may copy (`reshape`, `contiguous`, `to`) the result decides."""
+    given = {_memory(one) for one in tree_leaves(args) if isinstance(one, Tensor)}
+    return all(_memory(one) in given for one in tree_leaves(out) if isinstance(one, Tensor))
+
+
+def _memory(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _kernels(name: str, args: Any) -> int:
@@ -74,8 +74,8 @@ def _as_on_a_gpu() -> Iterator[Counter[str]]:
     operators, counts = _Operators(), Counter[str]()
     with (
         mock.patch.object(triton_here, "_DEVICES", ("meta",)),
-        mock.patch.object(varlen, "_has_flash", lambda q: True),
-        mock.patch.object(varlen, "_flash_kernel", lambda: varlen._torch_flash),
+        mock.patch.object(varlen, "_has_flash", return_value=True),
+        mock.patch.object(varlen, "_flash_kernel", return_value=varlen._torch_flash),
         recorded_launches() as launches,
         operators,
     ):

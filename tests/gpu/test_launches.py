@@ -10,8 +10,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.gpu.launches import CONFIGS, PUBLISHED, counts_of, encoder_of, launches  # noqa: E402
-from tests.support.triton_launches import _TRITON_MODULES  # noqa: E402
+from tests.gpu.launches import CONFIGS, PUBLISHED, counts_of, encoder_of, launches
+from tests.support.triton_launches import _TRITON_MODULES
 
 # Kernels of a layer, and of what comes before and after all layers: embeddings, angles, the norm at the end.
 BUDGETS = {

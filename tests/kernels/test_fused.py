@@ -60,16 +60,19 @@ def test_norms_after_a_residual_add(
         plain = norms.add_rms_norm(x, residual, weight, 1e-5, shift=shift)
     else:
         plain = norms.add_layer_norm(x, residual, weight, bias, 1e-5)
+    rows = x, residual, weight
     given = x.to(DEVICE), residual.to(DEVICE), weight.to(DEVICE), None if bias is None else bias.to(DEVICE), 1e-5
     triton = fused.add_norm(*given, rms=rms, shift=shift)
     for got_total, got in (plain, triton):
         assert got.dtype is got_total.dtype is dtype
         assert_close(got_total, total.double(), bound)
         assert_close(got, wanted, 2 * bound)
+    alone = norms.rms_norm_of_sum(*rows, 1e-5, shift=shift) if rms else norms.layer_norm_of_sum(*rows, bias, 1e-5)
     exact = normed(
         x.double() + residual.double(), weight.double(), None if bias is None else bias.double(), 1e-5, rms=rms, shift=shift
     )
     assert_close(fused.norm_of_sum(*given, rms=rms, shift=shift), exact, 2 * bound)
+    assert_close(alone, wanted, 2 * bound)  # of the rounded sum
 
 
 @pytest.mark.parametrize(("dtype", "bound"), TYPES)

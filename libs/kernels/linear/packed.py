@@ -92,8 +92,10 @@ class PackedLinear(nn.Module):
         return _linear(x, self.weight, self.bias) if self.packed is None else _pointwise(x, self.packed, self.bias, "none")
 
     def add(self, x: Tensor, residual: Tensor, *, overwrite: bool = False) -> Tensor:
-        """The linear's result plus `residual` [rows, outputs]. `overwrite`: the result may take the residual's memory, which on CUDA
-        saves a copy of it."""
+        """The linear's result plus `residual` [rows, outputs].
+
+        `overwrite`: the result may take the residual's memory, which on CUDA saves a copy of it.
+        """
         if self.activation != "none" or (self.delta is not None and self.delta.scales):
             return self.forward(x) + residual
         if self.packed is not None:
