@@ -1,15 +1,15 @@
 """Supervises one model load: fetch, make room, read from disk or resume from host memory, measure, register with `space.py`.
 
-Not on the request path; called by `residency.py`. Files are read and models built in threads of their own, so that other models are
-served meanwhile. A thread that exceeds the time limit is abandoned, and its memory stays reserved until it ends. A load that runs out
-of memory is repeated once there is more of it.
+Not on the request path; called by `residency.py`. Files are read and models built in threads of their own, so that other models
+are served meanwhile. A thread that exceeds the time limit is abandoned, and its memory stays reserved until it ends. A load that
+runs out of memory is repeated once there is more of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -226,7 +226,8 @@ class Loader:
         The ledger has room for the model, but allocators cannot always use it, and other processes may take it. Raises NoCapacity
         if it still does not suffice.
         """
-        reliefs = iter([self._trim, *[partial(self._space.relieve, model)] * RELIEFS_FOR_A_LOAD])
+        relieve: Callable[[], Awaitable[bool]] = partial(self._space.relieve, model)
+        reliefs = iter([self._trim, *[relieve] * RELIEFS_FOR_A_LOAD])
         while True:
             try:
                 return await self._in_time(model, work, claim, held)
