@@ -1,4 +1,4 @@
-"""Decode steps on CUDA, by Triton's interpreter: what the loop writes by them, eagerly and from a fake's graphs, and their inputs."""
+"""Decode steps on CUDA, in Triton's interpreter: what a loop writes by them, eagerly and from a fake's graphs, and their inputs."""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ def _merge(
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     keys = tl.load(cu_keys_ptr + sequence + 1) - tl.load(cu_keys_ptr + sequence)
-    low, first, count, share = _visible(keys, window, WINDOWED, SPLITS, LEAST, PAGE)
+    _low, _first, count, share = _visible(keys, window, WINDOWED, SPLITS, LEAST, PAGE)
     split = tl.arange(0, SPLITS)
     dim = tl.arange(0, SIZE)
     # A split without pages has written nothing.

@@ -123,6 +123,7 @@ class WriterModel:
         self.bytes = max(weights + self.pages * writer.page_bytes, card.memory_bytes)
         # Of the device thread.
         self._loop: DecodeLoop | None = None
+        self._granted: Graphs | None = None  # until the loop has made its graphs of it
         self._graphs: StepGraphs | None = None
         # Held by whatever uses the device: graphs are dropped by other threads. A forward on a CPU may call another one.
         self._computing = RLock()
@@ -200,24 +201,26 @@ class WriterModel:
 
     def keep_graphs(self, graphs: Graphs) -> None:
         """From now on decode steps are replayed from graphs in the memory of `graphs`, until the model is parked. They wait for
-        `capture_graph`. Takes the memory of keys and values where steps have graphs."""
-        with self._computing:
-            if self._reader.writer.device.type != "cpu":
-                self._graphs = self._decode.keep_graphs(graphs.capture, graphs.owner)
+        `capture_graph`."""
+        self._granted = graphs
 
     @property
     def awaits_capture(self) -> bool:
         """Whether `capture_graph` has something to do. May be called from any thread."""
         graphs = self._graphs
-        return graphs is not None and graphs.is_pending
+        return self._granted is not None if graphs is None else graphs.is_pending
 
     @torch.inference_mode()
     def capture_graph(self) -> None:
-        """Capture the next graph. On the device thread, while no batch is in progress; takes tens of milliseconds."""
+        """Capture the next graph, and before the first one allocate keys and values, whose addresses graphs have. On the device
+        thread, while no batch is in progress; takes tens of milliseconds."""
         with self._computing:
+            if self._arena is not None:
+                self._arena.wait()
+            granted, self._granted = self._granted, None
+            if granted is not None:
+                self._graphs = self._decode.keep_graphs(granted.capture, granted.owner)
             if self._graphs is not None:
-                if self._arena is not None:
-                    self._arena.wait()
                 self._graphs.capture_one()
 
     def drop_graphs(self) -> None:
@@ -304,7 +307,7 @@ class WriterModel:
 
     def park(self) -> ParkedModel[WriterModel]:
         self.drop_graphs()  # they read the weights, and keys and values, where these are now
-        self._loop = self._graphs = None
+        self._loop = self._graphs = self._granted = None
         self._writing.clear()
         if self._arena is None:
             return ParkedModel(self, self.bytes, None)
