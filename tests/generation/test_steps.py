@@ -106,8 +106,11 @@ def test_steps_write_what_transformers_writes(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("triton")
-def test_choices_that_need_scores_are_the_same_from_a_graph(llama: tuple[transformers.PreTrainedModel, Path]) -> None:
+def test_choices_that_need_scores_are_the_same_from_a_graph(
+    llama: tuple[transformers.PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sampled, by beams, with log probabilities and with rules, beside a greedy one, with a bound on the vocabulary."""
+    monkeypatch.setattr(graphs_module, "SEQUENCES", (8,))
     writer = load(llama[1])
     writer.settings = replace(writer.settings, vocabulary=writer.vocabulary - 40)
     plain, own = prompts(1)[0], writer.settings

@@ -1,4 +1,4 @@
-"""Decode steps of Qwen3-0.6B with random weights: milliseconds of a step, which is a token of each sequence, at 1, 8 and 64 sequences.
+"""Decode steps of Qwen3-0.6B with random weights: milliseconds of a step, a token of each sequence, at 1, 8 and 64 sequences.
 
 Launched eagerly and replayed from CUDA graphs, beside transformers' `generate` with its cache. Then, in float32, whether the Triton
 kernel and graphs write the same tokens as steps that gather their keys and values.
