@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,10 +16,14 @@ from libs.kernels import triton_here
 from libs.models.generation import DecodeLoop, Request, Settings, Writer, load_writer
 from libs.models.generation.decoding import graphs as graphs_module
 from libs.models.generation.decoding.graphs import StepGraphs
+from libs.models.generation.decoding.rules import Rules
 from libs.models.generation.decoding.steps import StepRow, StepShape
+from libs.models.generation.model import _pool_pages
+from libs.models.generation.serving import load_writer_model
 from libs.models.graphs.buckets import Uses
-from libs.models.graphs.graphs import Event, Owner
+from libs.models.graphs.graphs import Event, Graphs, Owner
 from tests.generation.checkpoints import prompts, write, written
+from tests.generation.served import write as write_served
 from tests.generation.test_writing import finished
 from tests.kernels.ways import use_dense
 from tests.support.graphs import FakeCapture
@@ -218,8 +223,38 @@ def test_on_a_cpu_nothing_changes(llama: tuple[transformers.PreTrainedModel, Pat
     assert loop.keep_graphs(FakeCapture(), Told().owner) is None
 
 
-def test_settings_with_rules_need_scores() -> None:
-    from libs.models.generation.decoding.rules import Rules
+@pytest.mark.usefixtures("triton")
+def test_a_model_captures_between_batches_and_parks_without_graphs(tmp_path: Path) -> None:
+    write_served("qwen3", tmp_path)
+    model = load_writer_model(tmp_path, "random/writer", torch.device("cpu"), torch.float32)
+    told, capture = Told(), FakeCapture()
+    assert not model.awaits_capture
+    model.keep_graphs(Graphs(capture, told.owner, most=8))
+    assert (model.awaits_capture, capture.made) == (True, [])
+    while model.awaits_capture:
+        model.capture_graph()
+    assert told.events == ["captured"] * len(SEQUENCES)
+    model.drop_graphs()
+    assert (capture.kept, told.reserved, model.awaits_capture) == ([], 0, False)
+    model.keep_graphs(Graphs(capture, told.owner, most=8))
+    model.capture_graph()
+    assert (len(capture.kept), model.awaits_capture) == (1, True)
+    model.park()
+    assert (capture.kept, told.reserved, model.awaits_capture) == ([], 0, False)
 
+
+def test_pool_of_an_accelerator_is_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Qwen3-0.6B: 112 KiB a token, on a budget and on all that an 80 GiB device has, and a CPU."""
+    properties = SimpleNamespace(total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    page = 32 * (112 << 10)
+    cuda, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert _pool_pages(cuda, page, 32 << 30) == (4 << 30) // page
+    assert _pool_pages(cuda, page, 0) == (10 << 30) // page
+    assert _pool_pages(cuda, page // 4, 0) == 131_072 // 32
+    assert _pool_pages(cpu, page, 32 << 30) == (256 << 20) // page
+
+
+def test_settings_with_rules_need_scores() -> None:
     assert Rules(Settings(vocabulary=5), 1, 9).is_plain
     assert not Rules(Settings(repetition_penalty=1.1), 1, 9).is_plain

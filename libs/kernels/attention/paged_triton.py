@@ -54,7 +54,7 @@ def shape(heads: int, kv_heads: int, dim: int) -> dict[str, int]:
 
 def rows(heads: int, kv_heads: int) -> int:
     """Return how many rows the product of queries and keys has: at least the 16 that tensor cores need."""
-    return max(16, triton.next_power_of_2(heads // kv_heads))
+    return max(16, int(triton.next_power_of_2(heads // kv_heads)))
 
 
 def stages(dtype: torch.dtype, dim: int) -> int:
