@@ -53,10 +53,11 @@ def load_served_model(
     dtype: torch.dtype,
     overrides: Overrides | None = None,
     base: Path | None = None,
+    memory_bytes: int = 0,
 ) -> Model:
-    """As `load_model`, and models that write."""
+    """As `load_model`, and models that write. `memory_bytes`: as of `load_writer_model`."""
     if base is None and is_image_writer(directory, None if overrides is None else overrides.detect.kind):
-        return load_reader_model(directory, model_id, device, dtype, overrides)
+        return load_reader_model(directory, model_id, device, dtype, overrides, memory_bytes)
     if base is None and read_card(directory, model_id, overrides).kind == "writer":
-        return load_writer_model(directory, model_id, device, dtype, overrides)
+        return load_writer_model(directory, model_id, device, dtype, overrides, memory_bytes)
     return load_model(directory, model_id, device, dtype, overrides, base)

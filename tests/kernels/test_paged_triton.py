@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from libs.kernels import triton_here
 from libs.kernels.attention import paged
-from libs.kernels.attention.paged import PAGE, PagedLayout, Pages, empty_pages, pages_for
+from libs.kernels.attention.paged import PagedLayout, Pages, empty_pages, pages_for
 from libs.kernels.attention.varlen import varlen_attention
 from libs.kernels.layout import Layout
 from tests.kernels.ways import use_dense
@@ -102,7 +101,11 @@ def check(case: Case, window: int | None, biased: bool, softcap: float | None, b
     before = [tensor.clone() for tensor in case.memory]
     found = paged.attend(case.q, case.k, case.v, case.memory, case.where, **sight)
     wanted = varlen_attention(
-        case.q.float(), case.every_k.float(), case.every_v.float(), Layout.of(case.where.queries, case.where.keys, case.q.device), **sight
+        case.q.float(),
+        case.every_k.float(),
+        case.every_v.float(),
+        Layout.of(case.where.queries, case.where.keys, case.q.device),
+        **sight,
     )
     torch.testing.assert_close(found.float(), wanted, rtol=bound, atol=bound)
     paged._store(case.k, case.v, (before[0], before[1]), case.where)

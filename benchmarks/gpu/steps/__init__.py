@@ -45,6 +45,7 @@ STEPS: Final = (
     Step("kernels", 240, "every kernel against its definition, compiled for this GPU", ("libs", "tests/kernels"), is_timed=False),
     Step("parity", 180, "every family in float32 and bfloat16 against transformers", _MODELS, is_timed=False),
     Step("latency", 90, "one query of 12 tokens: p50 and p99", _MODELS),
+    Step("decode", 90, "ms a token of a generative model: eager, from graphs, transformers' generate", _MODELS),
     Step("profile", 90, "where a batch's time goes: the longest kernels, and the gaps between them", _MODELS),
     Step(
         "families",

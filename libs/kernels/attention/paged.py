@@ -1,9 +1,8 @@
 """Attention over cached keys and values, which lie in pages of a fixed size (as in vLLM, arXiv 2309.06180).
 
 A layer's keys are one tensor [pages, kv_heads, dim, PAGE], its values another [pages, kv_heads, PAGE, dim]. A sequence has a list
-of pages, which need not be neighbours. On x86-64 CPUs a kernel in C++ stores and reads them in place (`native/paged.py`), and on CUDA
-one in Triton does so for one query a sequence (`paged_triton.py`); elsewhere the rows are gathered, and `varlen_attention` does the
-rest.
+of pages, which need not be neighbours. On x86-64 CPUs a kernel in C++ stores and reads them in place (`native/paged.py`), on CUDA
+one in Triton for one query a sequence (`paged_triton.py`); elsewhere the rows are gathered, and `varlen_attention` does the rest.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def shape(heads: int, kv_heads: int, dim: int) -> dict[str, int]:
 
 def rows(heads: int, kv_heads: int) -> int:
     """Return how many rows the product of queries and keys has: at least the 16 that tensor cores need."""
-    return max(16, triton.next_power_of_2(heads // kv_heads))
+    return max(16, int(triton.next_power_of_2(heads // kv_heads)))
 
 
 def stages(dtype: torch.dtype, dim: int) -> int:
@@ -286,7 +286,7 @@ def _merge(
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     keys = tl.load(cu_keys_ptr + sequence + 1) - tl.load(cu_keys_ptr + sequence)
-    low, first, count, share = _visible(keys, window, WINDOWED, SPLITS, LEAST, PAGE)
+    _low, _first, count, share = _visible(keys, window, WINDOWED, SPLITS, LEAST, PAGE)
     split = tl.arange(0, SPLITS)
     dim = tl.arange(0, SIZE)
     # A split without pages has written nothing.

@@ -5,19 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from threading import RLock
 from typing import Final
 
 import numpy as np
+import torch
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
 from libs.kernels.attention.paged import pages_for
 from libs.models.answering import extracted
 from libs.models.documents import Page
+from libs.models.generation.decoding.graphs import StepGraphs
 from libs.models.generation.decoding.loop import DecodeLoop
 from libs.models.generation.decoding.sequences import DecodeSequence, Request, pages_needed
 from libs.models.generation.reader import Reader
 from libs.models.generation.stops import settled
+from libs.models.graphs.graphs import Graphs
 from libs.models.loaded.tiers import Arena, ParkedModel
 from libs.models.results import Extraction, ExtractResult, PageText, Result
 from libs.models.text.checks import need_task
@@ -47,7 +51,13 @@ STEPS_SECONDS: Final = 0.004
 """A forward makes steps for so long, and one in any case: small models' steps take less than what comes between two forwards."""
 
 POOL_BYTES: Final = 256 << 20
-"""Memory of keys and values, but at least what the longest request needs."""
+"""Memory of keys and values on a CPU, but at least what the longest request needs."""
+
+POOL_TOKENS: Final = 131_072
+"""Tokens whose keys and values are kept on an accelerator: 64 sequences of 2,048."""
+
+POOL_SHARE: Final = 1 / 8
+"""The most of an accelerator's memory for models that keys and values take, but at least what the longest request needs."""
 
 MOST_REQUESTS: Final = 64
 """Nor more than so many of the longest requests need."""
@@ -95,14 +105,15 @@ class WriterModel:
     `bytes`: weights, and the keys and values of all sequences, whose memory is taken with the first forward and never grows.
     """
 
-    def __init__(self, card: Card, reader: Reader) -> None:
+    def __init__(self, card: Card, reader: Reader, memory_bytes: int = 0) -> None:
+        """`memory_bytes`: of the accelerator, for all models; 0: all that it has."""
         writer = reader.writer
         self.card, self._reader = card, reader
         self.data_type = str(writer.decoder.dtype).removeprefix("torch.")
         inputs = card.max_tokens if writer.has_cross else 0
         longest = writer.max_positions
         largest = pages_needed(1, longest, writer.settings.beams, inputs)
-        self.pages = max(largest, min(MOST_REQUESTS * largest, POOL_BYTES // writer.page_bytes))
+        self.pages = max(largest, min(MOST_REQUESTS * largest, _pool_pages(writer.device, writer.page_bytes, memory_bytes)))
         self._arena: Arena | None = None
         if writer.device.type != "cpu":
             self._arena = Arena(list(writer.modules()), writer.device)
@@ -112,6 +123,10 @@ class WriterModel:
         self.bytes = max(weights + self.pages * writer.page_bytes, card.memory_bytes)
         # Of the device thread.
         self._loop: DecodeLoop | None = None
+        self._granted: Graphs | None = None  # until the loop has made its graphs of it
+        self._graphs: StepGraphs | None = None
+        # Held by whatever uses the device: graphs are dropped by other threads. A forward on a CPU may call another one.
+        self._computing = RLock()
         self._writing: dict[int, _Writing] = {}  # by the id of the sequence, which is kept here
 
     # Threads
@@ -173,13 +188,46 @@ class WriterModel:
     def forward(self, head: Head, sequences: list[InputSequence], between: Between = nothing_between) -> list[Output | Unfinished]:
         """Some steps for these sequences. After an exception they are written from the beginning, if they come again."""
         called = between if self._reader.writer.device.type == "cpu" else nothing_between
-        try:
-            self._begin(sequences, called)
-            self._steps([writing for each in sequences if (writing := self._writing.get(id(each))) is not None], called)
-        except BaseException:
-            self.drop(sequences)
-            raise
-        return [self._outcome(each) for each in sequences]
+        with self._computing:
+            if self._arena is not None:
+                self._arena.wait()
+            try:
+                self._begin(sequences, called)
+                self._steps([writing for each in sequences if (writing := self._writing.get(id(each))) is not None], called)
+            except BaseException:
+                self.drop(sequences)
+                raise
+            return [self._outcome(each) for each in sequences]
+
+    def keep_graphs(self, graphs: Graphs) -> None:
+        """From now on decode steps are replayed from graphs in the memory of `graphs`, until the model is parked. They wait for
+        `capture_graph`."""
+        self._granted = graphs
+
+    @property
+    def awaits_capture(self) -> bool:
+        """Whether `capture_graph` has something to do. May be called from any thread."""
+        graphs = self._graphs
+        return self._granted is not None if graphs is None else graphs.is_pending
+
+    @torch.inference_mode()
+    def capture_graph(self) -> None:
+        """Capture the next graph, and before the first one allocate keys and values, whose addresses graphs have. On the device
+        thread, while no batch is in progress; takes tens of milliseconds."""
+        with self._computing:
+            if self._arena is not None:
+                self._arena.wait()
+            granted, self._granted = self._granted, None
+            if granted is not None:
+                self._graphs = self._decode.keep_graphs(granted.capture, granted.owner)
+            if self._graphs is not None:
+                self._graphs.capture_one()
+
+    def drop_graphs(self) -> None:
+        """Free the memory of all graphs; they are captured again when memory is granted. Waits for a forward in progress."""
+        with self._computing:
+            if self._graphs is not None:
+                self._graphs.drop()
 
     def drop(self, sequences: Sequence[InputSequence]) -> None:
         """Returns the memory of sequences that will not come again."""
@@ -258,7 +306,8 @@ class WriterModel:
             self._arena.drop_host_copy()
 
     def park(self) -> ParkedModel[WriterModel]:
-        self._loop = None
+        self.drop_graphs()  # they read the weights, and keys and values, where these are now
+        self._loop = self._graphs = self._granted = None
         self._writing.clear()
         if self._arena is None:
             return ParkedModel(self, self.bytes, None)
@@ -271,6 +320,14 @@ class WriterModel:
     def widened(self) -> None:
         """None: a text is an answer whatever the numbers were that it was chosen by."""
         return
+
+
+def _pool_pages(device: torch.device, page_bytes: int, memory_bytes: int) -> int:
+    """Pages of keys and values beside `memory_bytes` for models, all that the device has if 0."""
+    if device.type != "cuda":
+        return POOL_BYTES // page_bytes
+    memory_bytes = memory_bytes or torch.cuda.get_device_properties(device).total_memory
+    return min(pages_for(POOL_TOKENS), int(memory_bytes * POOL_SHARE) // page_bytes)
 
 
 def _without_images(work: WriteWork) -> WriteWork:

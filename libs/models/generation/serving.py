@@ -23,9 +23,17 @@ one such sequence is always there, so that every request that is taken can be an
 
 
 def load_writer_model(
-    directory: Path, model_id: str, device: torch.device, dtype: torch.dtype, overrides: Overrides | None = None
+    directory: Path,
+    model_id: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    overrides: Overrides | None = None,
+    memory_bytes: int = 0,
 ) -> WriterModel:
-    """As `libs.models.load_model`, of a model that writes. int8 is not served, and a warning is logged."""
+    """As `libs.models.load_model`, of a model that writes. int8 is not served, and a warning is logged.
+
+    `memory_bytes`: the accelerator's, for all models, of which keys and values get a part; 0: all that it has.
+    """
     card = read_card(directory, model_id, overrides)
     card, dtype = without_int8(card, device, dtype)
     with copying(device), failing(broken_tokenizer):
@@ -37,4 +45,4 @@ def load_writer_model(
         writer.max_positions = min(writer.max_positions, LONGEST)
         limit = writer.max_positions if writer.encoder is None else min(writer.encoder.max_positions, LONGEST)
         card = replace(card, max_tokens=min(card.max_tokens, limit))
-        return WriterModel(card, TextReader(card, writer, directory, tokenizer))
+        return WriterModel(card, TextReader(card, writer, directory, tokenizer), memory_bytes)

@@ -26,9 +26,14 @@ from libs.models.text.tokenising.tokenizer import failing, largest_id
 
 
 def load_reader_model(
-    directory: Path, model_id: str, device: torch.device, dtype: torch.dtype, overrides: Overrides | None = None
+    directory: Path,
+    model_id: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    overrides: Overrides | None = None,
+    memory_bytes: int = 0,
 ) -> WriterModel:
-    """As `libs.models.load_model`, of a model that reads images and writes. int8 is not served, and a warning is logged."""
+    """As `load_writer_model`, of a model that reads images and writes."""
     card = read_card(directory, model_id, overrides)
     card, dtype = without_int8(card, device, dtype)
     config, settings = Config(need_config(directory, "config.json").values), read_settings(directory)
@@ -36,14 +41,14 @@ def load_reader_model(
         if card.family == FLORENCE:
             florence = load_florence(directory, config, settings, dtype, device)
             card = _measured(card, florence.writer, florence.tokenizer, florence.size)
-            return WriterModel(card, FlorenceReader(card, florence))
+            return WriterModel(card, FlorenceReader(card, florence), memory_bytes)
         if card.family != ENCODER_DECODER:
             conversation = load_conversation(directory, card, config, settings, dtype, device)
             card = _measured(card, conversation.writer, conversation.tokenizer, conversation.size)
-            return WriterModel(card, ConversationReader(card, conversation))
+            return WriterModel(card, ConversationReader(card, conversation), memory_bytes)
         model = load_encoder_decoder(directory, config, settings, dtype, device)
         card = _measured(card, model.writer, model.tokenizer, model.size)
-        return WriterModel(card, EncoderDecoderReader(card, model))
+        return WriterModel(card, EncoderDecoderReader(card, model), memory_bytes)
 
 
 def _measured(card: Card, writer: Writer, tokenizer: Tokenizer, size: ImageSize) -> Card:

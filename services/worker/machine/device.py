@@ -109,24 +109,25 @@ def use_threads(count: int) -> None:
     torch.get_num_threads()
 
 
-def _load(device: torch.device, dtype: torch.dtype, catalog: Catalog) -> Load:
+def _load(device: torch.device, dtype: torch.dtype, catalog: Catalog, memory_bytes: int) -> Load:
     def load(directory: Path, model: str, base: Path | None = None, /) -> Model:
         """Runs on a thread of its own, for which it limits torch to one thread, so that loads do not slow down serving."""
         use_threads(1)
-        return load_served_model(directory, model, device, dtype, catalog.of(model), base)
+        return load_served_model(directory, model, device, dtype, catalog.of(model), base, memory_bytes)
 
     return load
 
 
 def _cpu(settings: Settings, device: torch.device, dtype: torch.dtype) -> Device:
+    memory_bytes = settings.memory_bytes or int(_host_bytes() * _CPU_SHARE)
     return Device(
         name="cpu",
         kernels=native.name()[:_MOST_KERNELS],
-        memory_bytes=settings.memory_bytes or int(_host_bytes() * _CPU_SHARE),
+        memory_bytes=memory_bytes,
         host_bytes=settings.host_bytes or 0,
         batch_tokens=settings.batch_tokens or _CPU_BATCH_TOKENS,
         item_bytes=dtype.itemsize,
-        load=_load(device, dtype, settings.catalog),
+        load=_load(device, dtype, settings.catalog, memory_bytes),
         trim=memory.trim,
         has_int8=not int8.missing(),
         enter=partial(use_threads, settings.threads),
@@ -140,14 +141,15 @@ def _accelerator(settings: Settings, device: torch.device, dtype: torch.dtype) -
     if settings.memory_bytes:
         # Beside other processes on the device the budget is a promise: torch must free its caches rather than grow beyond it.
         torch.cuda.set_per_process_memory_fraction(min(1.0, settings.memory_bytes / _ACCELERATOR_SHARE / total), device)
+    memory_bytes = settings.memory_bytes or int((total - _ACCELERATOR_RESERVE) * _ACCELERATOR_SHARE)
     return Device(
         name=torch.cuda.get_device_name(device),
-        memory_bytes=settings.memory_bytes or int((total - _ACCELERATOR_RESERVE) * _ACCELERATOR_SHARE),
+        memory_bytes=memory_bytes,
         host_bytes=int(_host_bytes() * _HOST_SHARE) if settings.host_bytes is None else settings.host_bytes,
         shares_memory=False,
         batch_tokens=settings.batch_tokens or _ACCELERATOR_BATCH_TOKENS,
         item_bytes=dtype.itemsize,
-        load=_load(device, dtype, settings.catalog),
+        load=_load(device, dtype, settings.catalog, memory_bytes),
         batches_in_flight=2 if settings.cuda_in_flight == 2 else 1,
         recover=_recover_accelerator,
         trim=_trim_accelerator,

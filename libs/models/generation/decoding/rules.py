@@ -161,9 +161,8 @@ def apply(scores: Tensor, edits: Sequence[Edits | None]) -> None:
     _ban(scores, [(row, each.suppressed) for row, each in some])
     _keep(scores, [(row, each.allowed) for row, each in some if each.allowed is not None])
     bounds = {each.vocabulary for _, each in some}
-    if len(some) == len(scores) and len(bounds) == 1:
-        (bound,) = bounds
-        scores[:, len(scores[0]) if bound is None else bound :] = -torch.inf
+    if len(some) == len(scores) and len(bounds) == 1 and (bound := bounds.pop()) is not None:
+        scores[:, bound:] = -torch.inf
         return
     for row, each in some:
         if each.vocabulary is not None:

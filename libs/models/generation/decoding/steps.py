@@ -22,7 +22,7 @@ from libs.models.generation.decoding.writer import Places, Writer
 from libs.models.packed import Packed
 
 _ALIGNMENT: Final = 16
-"""Numbers at whose multiples the parts begin: Triton compiles a kernel again for pointers that are aligned to less than 16 bytes."""
+"""Numbers at whose multiples the parts begin: Triton compiles kernels again for pointers that are aligned to less than 16 bytes."""
 
 _Array = TypeVar("_Array", Ids, Tensor)
 
@@ -38,7 +38,7 @@ class StepRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The shape of a step's inputs. `sequences`: with the empty places. `width`: pages of the longest sequence that there can be."""
+    """The shape of a step's inputs. `sequences`: with the empty places. `width`: pages of the longest sequence there can be."""
 
     sequences: int
     width: int
@@ -109,8 +109,8 @@ class StepForward:
         return paged_triton.takes(writer.decoder.stack[0].attn.parts[0], writer.kv_heads, writer.head_size)
 
     def run(self, shape: StepShape, buffer: Tensor) -> tuple[Tensor, Tensor]:
-        """The likeliest token after each sequence, [sequences] int64, and all scores, [sequences, vocabulary] float32. Does not wait
-        for the device."""
+        """The likeliest token after each sequence, [sequences] int64, and all scores, [sequences, vocabulary] float32. Does not
+        wait for the device."""
         batch, places = shape.batch(buffer)
         scores = self.writer.forward(batch, self._pages, places)
         return scores[:, : self.writer.settings.vocabulary].argmax(dim=1), scores
