@@ -40,9 +40,9 @@ class Launched:
         return not self.is_over and self.pending is not None and not isinstance(self.pending, Failure)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Done:
-    """A batch that is over. `seconds`: the device's time for it."""
+    """A batch that is over. `seconds`: the device's time for it. Not frozen, as one is made for each batch and that costs 1 µs."""
 
     batch: Batch
     jobs: list[HeldJob]
