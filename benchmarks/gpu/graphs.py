@@ -24,7 +24,7 @@ class Tally:
     bytes: int = 0
 
     def graphs(self, device: torch.device, *, check_every: int) -> Graphs:
-        """Each shape is captured with its first batch."""
+        """Each shape waits for its capture from its first batch on (`PackedModel.capture_graph`)."""
         capture = CudaCapture(device) if device.type == "cuda" else FakeCapture()
         return Graphs(capture, Owner(self._reserve, self._tell), most=MOST, after=0, check_every=check_every)
 

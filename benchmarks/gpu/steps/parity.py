@@ -25,9 +25,10 @@ from benchmarks.gpu.context import Context, NotHere
 from benchmarks.gpu.graphs import Tally
 from benchmarks.gpu.report import Row, Value
 from libs.models import EncodeWork, load_model
-from libs.models.graphs.graphs import distance
+from libs.models.graphs.shapes import distance
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.packed import Packed, Rows
+from libs.models.packed import Packed
+from libs.models.text.heads.pooled import PooledHead
 from libs.models.text.registry import build_encoder
 from libs.models.trunk import Trunk
 from libs.models.weights import TensorFile
@@ -37,6 +38,9 @@ from tests.parity.recipes import RECIPES
 
 LENGTHS: Final = (1, 1, 6, 6, 6, 17, 33, 60, 128)
 GRAPH_BATCHES: Final = ((12,), (1, 6, 6), (9,), (2, 3, 8), (33, 2), (17, 17, 60, 1), (60, 60, 60, 60))
+GRAPH_HEADS: Final[tuple[list[PooledHead], ...]] = ([], [PooledHead(("mean",), ())], [PooledHead(("lasttoken",), ())])
+"""The encoder alone, and with a head that pools all tokens or one of each sequence."""
+
 FLOAT32_BOUNDS: Final = {64: 1e-5, 256: 1e-4}
 """By hidden size. 1e-5 as in tests/parity; wide random weights amplify rounding, on a CPU to 3.2e-5 (electra)."""
 BFLOAT16_TIMES: Final = 3.0
@@ -101,15 +105,20 @@ def graph(encoder: PackedEncoder, device: torch.device) -> dict[str, Value]:
     graphs = tally.graphs(device, check_every=1)
     rng = np.random.default_rng(0)
     apart: list[float] = []
+    trunk = Trunk(encoder, {})
     with torch.inference_mode():
         for lengths in GRAPH_BATCHES * 2:
             batch = [InputSequence(rng.integers(5, 300, length, dtype=np.int32)) for length in lengths]
-            rows: Rows | None
-            for rows in (None, "last"):
-                found = graphs.forward(Trunk(encoder, {}), batch, rows)
+            for heads in GRAPH_HEADS:
+                found = graphs.forward(trunk, batch, heads)
+                while graphs.is_pending:
+                    graphs.capture_one()
+                found = found or graphs.forward(trunk, batch, heads)
                 if found is None or graphs.is_off:
                     return {"wrong": "; ".join(tally.details) or "no graph"}
-                apart.append(distance(found[0], encoder.forward(Packed.of([one.ids for one in batch], device=device), rows)))
+                packed = Packed.of([one.ids for one in batch], device=device)
+                wanted = encoder.forward(packed, heads[0].rows if heads else None)
+                apart.append(distance(found.output, heads[0].forward(wanted, packed, batch)[0] if heads else wanted))
     return {"distance": max(apart), "captured": tally.told["captured"], "bytes": tally.bytes}
 
 

@@ -37,10 +37,11 @@ class Captured(Protocol):
         """The inputs of the last replay, on the device."""
 
     def replay(self, fill: Fill) -> Tensor:
-        """Copy what `fill` writes to the device and run the forward; return its output on the device, which the next replay
-        overwrites. Does not wait for the device.
+        """Copy what `fill` writes to the device and run the forward; return its output on the device. Does not wait for the device.
 
-        What the caller launches on the output and the buffer must be ordered before the next replay: on the same stream it is.
+        The next replay of any graph of the pool may overwrite the output, and the next one of this graph the buffer. What the
+        caller launches on them must be ordered before it, which it is on the same stream. What outlives a replay, such as tokens
+        of the next step of decoding, must be in memory that was allocated outside of a capture.
         """
 
     def start_copy(self) -> PendingCopy:
