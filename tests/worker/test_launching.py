@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as of_hypothesis
 from hypothesis import strategies as st
 
 from libs.errors import DeadlinePassed, InternalError, OutOfMemory
+from services.worker.app import serve
 from services.worker.jobs.held import HeldJob
+from services.worker.machine.device import Device
+from services.worker.machine.disk import Shelf
 from services.worker.memory.resident import Resident
 from services.worker.scheduling.batcher import Flow
+from services.worker.settings import Settings
+from tests.support.asynchronous import FakeQueue
 from tests.support.waiting import wait_until
-from tests.worker.fakes import POISON, vector
-from tests.worker.launching import LaunchingModel, launch_bench, out_of_memory
+from tests.worker.fakes import POISON, FakeLanes, checkpoint, encode_job, routers, until, vector, vectors
+from tests.worker.launching import LaunchingModel, end_all, launch_bench, out_of_memory
 
 
 def outputs(held: HeldJob) -> list[list[float]]:
@@ -304,7 +312,7 @@ _JOBS = st.lists(st.lists(_TEXTS, min_size=1, max_size=4), min_size=1, max_size=
 _PLACES = st.sets(st.integers(0, 7), max_size=3)
 
 
-@settings(max_examples=60, deadline=None)
+@of_hypothesis(max_examples=60, deadline=None)
 @given(
     _JOBS,
     st.sets(st.integers(0, 12), max_size=4),
@@ -351,3 +359,41 @@ def test_every_job_has_exactly_one_outcome(
                 assert outputs(job) == [vector(text) for text in texts[number]]
             elif number not in late and not job.unwanted:
                 assert any(POISON in text for text in texts[number]), found
+
+
+async def test_a_worker_with_two_batches_in_flight_answers_every_job_and_drains(tmp_path: Path) -> None:
+    """A whole worker: jobs of one caller in many batches, one that fails, and a shutdown with batches on the device."""
+    queue, log = FakeQueue(is_manual=True), list[str]()
+    models: list[LaunchingModel] = []
+
+    def load(directory: Path, name: str, base: Path | None = None, /) -> LaunchingModel:
+        models.append(LaunchingModel(queue, log, name))
+        return models[-1]
+
+    checkpoint(tmp_path, "org/fake")
+    device = Device("fake", 1000, 8, 4, load, batches_in_flight=2)
+    lanes, stop = FakeLanes(), asyncio.Event()
+    texts = {f"job-{number}": f"{chr(97 + number)}bcd" for number in range(12)}
+    late = {"late-1": "wxyz", "late-2": "xyzw", "late-3": "yzwx", "late-4": "zwxy"}
+    async with routers(lanes) as running:
+        settings = Settings(
+            worker_id="w1",
+            routers=tuple(router.address for router in running),
+            models=(Shelf(tmp_path),),
+            heartbeat_seconds=0.2,
+            pull_wait_seconds=2.0,
+        )
+        serving = asyncio.create_task(serve(settings, device, stop))
+        lanes.put("org/fake", *(encode_job(name, text) for name, text in texts.items()), encode_job("bad", POISON))
+        await until(lambda: end_all(queue) or len(lanes.answers) == len(texts) + 1)
+        lanes.put("org/fake", *(encode_job(name, text) for name, text in late.items()))
+        await until(lambda: queue.pending == 2 and not any(lanes.queued.values()))
+        stop.set()
+        await until(lambda: any(beat.draining for beat in lanes.heartbeats))
+        assert not late.keys() & lanes.answers.keys()
+        await until(lambda: end_all(queue) or serving.done())
+        await serving
+    assert queue.most_pending == 2
+    for name, text in (texts | late).items():
+        assert vectors(lanes.answer(name)) == [vector(text)]
+    assert lanes.answer("bad").WhichOneof("outcome") == "failure"
