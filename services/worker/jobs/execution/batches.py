@@ -28,7 +28,7 @@ class Launched:
     charged: float
     """The seconds that its flows were charged when it was launched."""
     least_seconds: float
-    """The least time that it is expected to take; 0: nothing is known, so that no batch is launched before it is over."""
+    """The least time that it is expected to take; 0: nothing is known."""
     is_ahead: bool
     """Another batch was on the device when it was launched."""
     cut_next_at: float
