@@ -24,6 +24,8 @@ class Parked(Protocol):
 class Model(Protocol):
     """`prepare` (threads) -> `forward` (the device thread) -> `finish` (threads), three calls that overlap. `PackedModel` is one.
 
+    On an asynchronous device `forward` may be split in two (`LaunchesBatches` in `pending.py`).
+
     `bytes`: of weights on the device.
     """
 

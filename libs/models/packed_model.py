@@ -329,7 +329,7 @@ class PackedModel:
         return wide
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Computed:
     """A batch behind its last launch. `of_heads`: each head and its result on the device. `packed`: the sequences of the batch, of
     which the first `shared` are prefixes without an output. `copy`: a graph's copy of the only head's result, on its way to the

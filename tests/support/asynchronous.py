@@ -32,8 +32,9 @@ class FakeSubmission:
 
     def end(self, before: float) -> float:
         """Ends the batch. `before`: when the batch before ended. Returns the present time."""
-        for copy, result in zip(self.copies, self._results, strict=True):
-            copy.copy_(result)
+        with torch.inference_mode():  # which models compute in
+            for copy, result in zip(self.copies, self._results, strict=True):
+                copy.copy_(result)
         now = time.monotonic()
         self.idle_seconds = max(0.0, self.began - before) if before else 0.0
         self.seconds = now - max(self.began, before)

@@ -126,7 +126,7 @@ class Outcomes:
 class LaunchBench:
     """A runner that launches ahead. Batches have at most `batch_tokens`; each is expected to take `expected_seconds`."""
 
-    def __init__(self, *, is_manual: bool = True, batch_tokens: int = 4, expected_seconds: float = 1e-6) -> None:
+    def __init__(self, *, is_manual: bool = True, batch_tokens: int = 4, expected_seconds: float = 0.002) -> None:
         self.log: list[str] = []
         self.queue = FakeQueue(is_manual=is_manual)
         self.model = LaunchingModel(self.queue, self.log)
@@ -177,7 +177,7 @@ class LaunchBench:
 
 
 @contextmanager
-def launch_bench(*, is_manual: bool = True, batch_tokens: int = 4, expected_seconds: float = 1e-6) -> Iterator[LaunchBench]:
+def launch_bench(*, is_manual: bool = True, batch_tokens: int = 4, expected_seconds: float = 0.002) -> Iterator[LaunchBench]:
     """A bench whose runner is to be started by the test, so that what it adds before is there at once."""
     made = LaunchBench(is_manual=is_manual, batch_tokens=batch_tokens, expected_seconds=expected_seconds)
     try:

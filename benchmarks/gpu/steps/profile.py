@@ -1,5 +1,7 @@
 """Where a batch's time goes: torch's profiler over one batch of 16,384 tokens, its longest kernels, and the gaps between them.
 
+Then batches in turn, one at a time and two in flight, and the gaps between them.
+
 Busy: the kernels' time over the median time of a pass without the profiler; what is missing is the host's. Arithmetic rate: the
 pass's FLOPs over the kernels' time.
 """
@@ -19,10 +21,14 @@ from benchmarks.gpu.context import Context, peak
 from benchmarks.gpu.report import Row
 from benchmarks.models.families import Shape, batches_of
 from libs.models import EncodeWork, load_model
+from libs.models.pending import PendingBatch
 from services.worker.profile.forward import Batch, profile_forward
 
 BATCH_TOKENS: Final = 16_384
 RUNS: Final = 9
+IN_TURN: Final = 8
+"""Batches that are computed one after the other."""
+
 TOP: Final = 20
 NAMES: Final = ("BERT-large", "ModernBERT-base", "Qwen3-0.6B")
 
@@ -30,7 +36,41 @@ NAMES: Final = ("BERT-large", "ModernBERT-base", "Qwen3-0.6B")
 def run(context: Context) -> None:
     for shape in published.shapes(context, NAMES):
         context.measure(shape.name, partial(measure, context, shape), seconds=15)
+        context.measure(f"{shape.name}, two in flight", partial(in_flight, context, shape), needs_cuda=True, seconds=8)
     context.measure("copy bandwidth and matrix rate", lambda: ceilings(context), needs_cuda=True, seconds=5)
+
+
+def in_flight(context: Context, shape: Shape) -> Row:
+    """Seconds of a batch among IN_TURN, collected before the next one is launched and after, as the worker does."""
+    directory, _ = published.checkpoint(shape)
+    model = load_model(directory, f"random/{shape.name}", context.device, torch.bfloat16)
+    mix = real_texts(16 if context.is_tiny else 512, directory=directory)
+    batch = batches_of(model.prepare(EncodeWork(mix.texts)).sequences, 128 if context.is_tiny else BATCH_TOKENS)[0]
+    gaps: list[float] = []
+
+    def collect(launched: PendingBatch) -> None:
+        launched.collect()
+        gaps.append(launched.idle_seconds)
+
+    def one_at_a_time() -> None:
+        for _ in range(IN_TURN):
+            collect(model.launch("dense", batch))
+
+    def two() -> None:
+        before = model.launch("dense", batch)
+        for _ in range(IN_TURN - 1):
+            following = model.launch("dense", batch)
+            collect(before)
+            before = following
+        collect(before)
+
+    row: Row = {}
+    for what, work in {"one_at_a_time": one_at_a_time, "two_in_flight": two}.items():
+        work()
+        gaps.clear()
+        row[f"seconds_{what}"] = median(context.timed(work) for _ in range(3)) / IN_TURN
+        row[f"gap_seconds_{what}"] = median(gaps)
+    return row
 
 
 def measure(context: Context, shape: Shape) -> Row:

@@ -331,7 +331,11 @@ class Space:
         if self._shares_memory and self.host.drop_cheapest():
             await in_thread(self._trim)
             return True
-        idle = [one for one in map(self.candidate, self.places.values()) if one.name != keep and _is_idle(one)]
+        idle = [
+            one
+            for one in map(self.candidate, self.places.values())
+            if one.name != keep and _is_idle(one) and not self.is_computing(one.name)
+        ]
         if not idle:
             return False
         victim = min(idle, key=self._policy).name

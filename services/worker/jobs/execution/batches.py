@@ -28,7 +28,7 @@ class Launched:
     charged: float
     """The seconds that its flows were charged when it was launched."""
     least_seconds: float
-    """The least time that it is expected to take; 0: nothing is known, so that no batch is launched before it is over."""
+    """The least time that it is expected to take; 0: nothing is known."""
     is_ahead: bool
     """Another batch was on the device when it was launched."""
     cut_next_at: float
@@ -40,9 +40,9 @@ class Launched:
         return not self.is_over and self.pending is not None and not isinstance(self.pending, Failure)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Done:
-    """A batch that is over. `seconds`: the device's time for it."""
+    """A batch that is over. `seconds`: the device's time for it. Not frozen, as one is made for each batch and that costs 1 µs."""
 
     batch: Batch
     jobs: list[HeldJob]

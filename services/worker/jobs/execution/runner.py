@@ -57,6 +57,10 @@ LAUNCH_LEAD_SECONDS: Final = 0.002
 """How long before the earliest expected end of a batch the next one is cut and launched. Cutting, packing and the first launches
 take the host about 1 ms; a longer lead would miss jobs that arrive in time."""
 
+MIN_AHEAD_SECONDS: Final = 0.001
+"""A batch that is expected to take less is collected before the next one is cut. The host needs about as long to launch a batch, so
+it is the host that limits such batches, and the jobs that arrive meanwhile make the next one larger."""
+
 POLL_SECONDS: Final = 0.0005
 """How often the device thread checks whether a batch is over earlier than expected, while it waits to cut the next one."""
 
@@ -264,9 +268,9 @@ class Runner:
 
     def _next_behind(self, launched: Launched) -> Batch | None:
         """Waits until the launched batch is about to end, and cuts the next one. None: that one is to be collected first, since
-        nothing waits, its time is unknown, or the runner stops."""
+        nothing waits, its time is short or unknown, or the runner stops."""
         pending = launched.pending
-        if not launched.least_seconds or pending is None or isinstance(pending, Failure):
+        if launched.least_seconds < MIN_AHEAD_SECONDS or pending is None or isinstance(pending, Failure):
             return None
         with self._condition:
             while not self._stopping and (left := launched.cut_next_at - self._clock()) > 0 and not pending.is_done():
