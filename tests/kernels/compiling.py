@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from libs.kernels.attention import varlen_triton
+from libs.kernels.attention import disentangled_triton, varlen_triton
 from libs.kernels.rows import fused_triton
 
 FLOATS = ("scale", "softcap", "eps", "shift")
@@ -36,7 +36,7 @@ def _type(name: str, pointers: str, constants: dict[str, int | bool]) -> str:
     if name in constants:
         return "constexpr"
     if name.endswith("_ptr"):
-        return {"cu_": "*i32", "cos": "*fp32", "sin": "*fp32"}.get(name[:3], pointers)
+        return {"cu_": "*i32", "tab": "*i32", "cos": "*fp32", "sin": "*fp32"}.get(name[:3], pointers)
     return "fp32" if name in FLOATS else "i32"
 
 
