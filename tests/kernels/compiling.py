@@ -16,17 +16,17 @@ from libs.kernels.rows import fused_triton
 FLOATS = ("scale", "softcap", "eps", "shift")
 HEAD_SIZES = (128, 256)
 # Bytes of shared memory that a block may have, by compute capability (CUDA C++ Programming Guide, technical specifications).
-SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
+SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
 
-def compile_kernel(kernel: Any, pointers: str, constants: dict[str, int | bool], capability: int) -> None:
-    """`pointers`: the type of all pointers but those to offsets. `capability`: of the GPU, as 90 for 9.0."""
+def compile_kernel(kernel: Any, pointers: str, constants: dict[str, int | bool], capability: int, **options: int) -> None:
+    """`pointers`: the type of all pointers but those to offsets. `capability`: of the GPU, as 90 for 9.0. `options`: as in a launch."""
     compiler = importlib.import_module("triton.compiler")
     backends = importlib.import_module("triton.backends.compiler")
     names = list(kernel.arg_names)
     signature = {name: _type(name, pointers, constants) for name in names}
     source = compiler.ASTSource(kernel, signature, constexprs={(names.index(name),): value for name, value in constants.items()})
-    compiled = compiler.compile(source, target=backends.GPUTarget("cuda", capability, 32), options={"num_warps": 4})
+    compiled = compiler.compile(source, target=backends.GPUTarget("cuda", capability, 32), options={"num_warps": 4, **options})
     assert "ptx" in compiled.asm
     assert compiled.metadata.shared <= SHARED_BYTES[capability], f"{kernel.__name__} {constants}: {compiled.metadata.shared} bytes"
     print(kernel.__name__)
@@ -52,6 +52,10 @@ def compile_all(capability: int) -> None:
             tile, padded = varlen_triton.tiles(dtype, size)
             shape = {"ROWS": tile, "KEYS": tile, "SIZE": padded}
             compile_kernel(varlen_triton._attend, pointers, {"GROUP": 7, **sight, **shape}, capability)
+        for size, is_by_distance in ((64, True), (80, True), (256, True), (64, False)):
+            tile, padded, warps = disentangled_triton.tiles(dtype, size)
+            shape = {"DIM": size, "C2P": is_by_distance, "P2C": is_by_distance, "ROWS": tile, "KEYS": tile, "SIZE": padded}
+            compile_kernel(disentangled_triton._disentangled, pointers, shape, capability, num_warps=warps, num_stages=1)
     of(fused_triton._norm, {"ADD": True, "RMS": False, "BIASED": True, "COLUMNS": 1024})
     of(fused_triton._norm, {"ADD": False, "RMS": True, "BIASED": False, "COLUMNS": 64})
     of(fused_triton._rotate, {"HEADS": 16, "PAIRS": 32})
