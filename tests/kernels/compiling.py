@@ -20,7 +20,8 @@ SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120:
 
 
 def compile_kernel(kernel: Any, pointers: str, constants: dict[str, int | bool], capability: int, **options: int) -> None:
-    """`pointers`: the type of all pointers but those to offsets. `capability`: of the GPU, as 90 for 9.0. `options`: as in a launch."""
+    """`pointers`: the type of all pointers but those to offsets. `capability`: of the GPU, as 90 for 9.0. `options`: of the
+    launch."""
     compiler = importlib.import_module("triton.compiler")
     backends = importlib.import_module("triton.backends.compiler")
     names = list(kernel.arg_names)

@@ -1,4 +1,4 @@
-"""The Triton kernel of disentangled attention against its definition in float64: compiled where there is a GPU, else interpreted."""
+"""The Triton kernel of disentangled attention against its definition in float64; interpreted without a GPU."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support.device import no_synchronization
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS = 2
-# Queries and keys: one and two tokens, the edges of a tile of 32, more positions than have a distance of their own, the last row of a
-# sequence alone, and queries that no token attends to.
+# Queries and keys: one and two tokens, the edges of a tile of 32, more positions than have a distance of their own, the last row of
+# a sequence alone, and queries that no token attends to.
 SHAPES = ((1, 1), (2, 2), (31, 31), (32, 32), (33, 33), (64, 64), (65, 65), (1, 1), (1, 33), (1, 64), (9, 3), (5, 70))
 FEW_SHAPES = ((1, 1), (33, 33), (2, 2), (1, 40))
 DISTANCES = {"exact": Distances.exact(20), "buckets": Distances.bucketed(16, 40), "far": Distances.bucketed(64, 512)}

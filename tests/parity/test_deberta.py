@@ -49,8 +49,7 @@ def test_every_form_equals_transformers(settings: Settings, tmp_path: Path) -> N
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled, for the accelerator alone")
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
-@pytest.mark.parametrize("name", ["content of the query only", "content of the key only", "no distances at all",
-                                  "projections of distances", "a vector each distance", "buckets to a distance of their own"])  # fmt: skip
+@pytest.mark.parametrize("name", list(VARIANTS)[:6])
 def test_the_kernel_of_accelerators_equals_the_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interpreted; with all heads at once and two at a time, and with tokens that see the first ones only."""
     pytest.importorskip("triton")

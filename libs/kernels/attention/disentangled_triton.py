@@ -1,9 +1,9 @@
 """Disentangled attention (DeBERTa, arXiv 2006.03654) over packed sequences of any lengths, in Triton: one launch for all of them.
 
 Called by `libs/models/text/families/bert/deberta.py` on CUDA. The scores by distance are two plain matrix products over all tokens,
-which the caller makes: of each query with every row of the distance keys (c2p), and of each key with every row of the distance
-queries (p2c). This kernel reads the number for each pair of a query and a key from them, by a table of the row of each distance, and
-continues as FlashAttention does (arXiv 2205.14135). Nothing is padded, and no length is needed on the host but the longest.
+which the caller computes: of each query with every row of the distance keys (c2p), and of each key with every row of the distance
+queries (p2c). This kernel reads the score of each pair of a query and a key from them, by a table of the row of each distance, and
+continues as FlashAttention does (arXiv 2205.14135). Nothing is padded, and the host needs to know the longest length only.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def attend(
         KEYS=tile,
         SIZE=padded,
         num_warps=warps,
-        # Prefetched gathers would take a register or four bytes of shared memory each; blocks on the same processor hide their time.
+        # Without prefetching, which would hold every gathered score in registers or shared memory for longer.
         num_stages=1,
     )
 
@@ -93,7 +93,7 @@ def attend(
 def tiles(dtype: torch.dtype, size: int) -> tuple[int, int, int]:
     """How many queries, and how many keys, a block has, the head size that it computes with, and its warps, for heads of `size`.
 
-    Each number that is read by distance takes an address in registers, so a thread must have few of them: with these tiles ptxas
+    Each score that is read by distance takes an address in registers, so a thread must read few of them: with these tiles ptxas
     uses 145 registers for bfloat16 and 78 for float32 on compute capability 9.0, without spills.
     """
     padded = max(16, triton.next_power_of_2(size))

@@ -236,8 +236,8 @@ class DisentangledAttention(Attention):
         return out.flatten(1)
 
     def _by_kernel(self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared) -> Tensor:
-        """`mix` for all sequences at once, whatever their lengths: what is launched depends on neither their lengths nor their order,
-        but for the rows of distances that the longest needs."""
+        """`mix` in one launch for all sequences. Of their lengths only the longest matters to what is launched: it decides how many
+        rows of distances are needed."""
         from libs.kernels.attention import disentangled_triton
 
         rows = self._distances.rows_within(layout.max_positions)
@@ -257,8 +257,16 @@ class DisentangledAttention(Attention):
         return out.flatten(1)
 
     def _by_row(self, x: Tensor, kind: str, heads: slice, rows: slice) -> Tensor | None:
-        """The scores of queries (c2p) or keys (p2c) [tokens, heads, head_size] with these rows of the distances of these heads, each
-        with its adapter's: [heads, tokens, rows]; None: there is no such score."""
+        """The scores of queries (c2p) or keys (p2c) with rows of the distances, each token's with those of its adapter.
+
+        Args:
+            x: the queries or keys of all heads, [tokens, heads, head_size].
+            kind: c2p or p2c.
+            heads: those to compute.
+            rows: those of the distances to compute.
+
+        Returns [heads, tokens, rows], or None where the model has no such scores.
+        """
         projected = self.keys if kind == "c2p" else self.queries
         if projected is None:
             return None
