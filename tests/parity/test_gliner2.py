@@ -229,7 +229,7 @@ def test_spans_are_scored_a_part_at_a_time(first: Reference, monkeypatch: pytest
 def test_a_batch_waits_for_spans_once(first: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its sequences are, and once more each time that so many scores are held; the answers are the same."""
     model = load(first.directory)
-    works = [StructureWork(TEXTS, SCHEMA), EntitiesWork(TEXTS, labels=("person", "city"))]
+    works = StructureWork(TEXTS, SCHEMA), EntitiesWork(TEXTS, labels=("person", "city"))
     with _Counted() as counted:
         whole = run(model, *works)
     assert counted.times == 1
