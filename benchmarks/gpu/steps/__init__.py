@@ -44,6 +44,7 @@ STEPS: Final = (
     Step("latency", 90, "one query of 12 tokens: p50 and p99", _MODELS),
     Step("profile", 90, "where a batch's time goes: the longest kernels, and the gaps between them", _MODELS),
     Step("families", 300, "published shapes: tokens/s, MFU, ratios to transformers and sentence-transformers", _MODELS),
+    Step("extractors", 60, "DeBERTa-v3-base against transformers and by runs of equal lengths; grouped experts", _MODELS),
     Step("swap", 90, "a warm model to the GPU, against the measured copy bandwidth", (*_MESH, "benchmarks/models/swap.py")),
     Step("mesh", 150, "the whole mesh on the GPU: bulk, single texts, mixed models", _MESH),
     Step("memory", 120, "forty models on a budget, and real out-of-memory recovery", _MESH),
