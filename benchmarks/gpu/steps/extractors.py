@@ -75,6 +75,7 @@ def measure(context: Context, shape: Shape) -> Row:
         return median(other / mine for mine, other in zip(seconds["packed"], seconds[peer], strict=True))
 
     batch = batches_of(sequences, batch_tokens)[0]
+    exact = load_model(directory, f"random/{shape.name}-float32", context.device, torch.float32)
     return {
         "texts": len(mix.texts),
         "tokens": tokens,
@@ -83,6 +84,7 @@ def measure(context: Context, shape: Shape) -> Row:
         "times_transformers_sorted": times("transformers sorted"),
         "times_by_runs": times("by runs"),
         "distance_from_runs": _distance(model, batch),
+        "distance_from_runs_float32": _distance(exact, batch[:64]),
         "seconds": {name: list(each) for name, each in seconds.items()},
         **launches(context, model, batch),
     }

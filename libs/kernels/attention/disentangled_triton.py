@@ -103,7 +103,8 @@ def tiles(dtype: torch.dtype, size: int) -> tuple[int, int, int]:
     return 32, padded, 8 if is_wide else 4
 
 
-@triton.jit
+# Else a kernel would be compiled for each combination of these numbers' divisibility by 16, which differs from batch to batch.
+@triton.jit(do_not_specialize=["all_queries", "all_keys"])
 def _disentangled(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,
