@@ -27,10 +27,11 @@ FLOPS_SAY: Final = (
 def shapes(context: Context, names: Sequence[str] = ()) -> list[Shape]:
     """Those of the names, or all, in PUBLISHED's order; small ones of the same families for a rehearsal."""
     chosen = [shape for shape in PUBLISHED if not names or shape.name in names]
-    return [_tiny(shape) for shape in chosen] if context.is_tiny else chosen
+    return [tiny(shape) for shape in chosen] if context.is_tiny else chosen
 
 
-def _tiny(shape: Shape) -> Shape:
+def tiny(shape: Shape) -> Shape:
+    """Return a small model of the same family, for a rehearsal."""
     kept = {name: value for name, value in shape.config.items() if name in ("local_attention", "sliding_window")}
     return replace(shape, hidden=32, layers=2, heads=2, vocabulary=400, config={**kept, **TINY_CONFIG})
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from libs.kernels.attention import paged_triton, varlen_triton
+from libs.kernels.attention import disentangled_triton, paged_triton, varlen_triton
 from libs.kernels.attention.paged import PAGE
 from libs.kernels.layout import Layout
 from libs.kernels.rows import fused_triton, rope_triton
@@ -113,7 +113,16 @@ def decode_steps() -> None:
         paged_triton.attend(q, *new, pages, cu_keys, numbers, 0.1, window, bias, softcap)
 
 
-VARIANTS: Final = (attention, rows, rotations, decode_steps)
+def distances() -> None:
+    """DeBERTa, whose scores by distance have as many rows as a model with buckets of 256."""
+    layout = Layout.of((TOKENS,), (TOKENS,), "meta")
+    for dtype, size in product((torch.bfloat16, torch.float32), (64, 80, 256)):
+        q, k, v = of(TOKENS, 36, size, dtype=dtype).split(12, 1)
+        scores, table = of(12, TOKENS, 512, dtype=dtype), of(1023, dtype=torch.int32)
+        disentangled_triton.attend(q, k, v, scores, scores, table, 0, layout, 0.1, of(TOKENS, 12, size, dtype=dtype))
+
+
+VARIANTS: Final = (attention, rows, rotations, decode_steps, distances)
 
 
 def compile_launch(launch: Launch, capability: int) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from libs.models.text.registry import build_encoder
 from libs.models.weights import TensorFile
 from tests.parity.checkpoints import Kind, write_checkpoint
 
-# Post-norm; relative bias; pre-norm with windows and GeGLU; grouped queries with norms of their own; sandwich norms.
-KINDS: tuple[Kind, ...] = ("bert", "mpnet", "modernbert", "qwen3", "gemma3_text")
+# Post-norm; relative bias; pre-norm with windows and GeGLU; grouped queries with norms of their own; sandwich norms; distances.
+KINDS: tuple[Kind, ...] = ("bert", "mpnet", "modernbert", "qwen3", "gemma3_text", "deberta-v2")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled, for the accelerator alone")

@@ -247,7 +247,7 @@ def test_every_family_answers_as_eagerly(kind: str, tmp_path: Path) -> None:
         assert 3 <= made < len(batches), "some share a graph"
 
 
-@pytest.mark.parametrize("kind", ["bert", "mpnet", "modernbert", "qwen3", "gemma3_text"])
+@pytest.mark.parametrize("kind", ["bert", "mpnet", "modernbert", "qwen3", "gemma3_text", "deberta-v2"])
 def test_equal_to_the_bit_on_an_accelerators_kernels(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Triton kernels, interpreted: like a GPU's they take every length from the buffer. What they compute for the batch does
     not depend on the fillers; only products of other sizes may round differently."""

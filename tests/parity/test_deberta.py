@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from libs.errors import ModelBroken
 from libs.models.packed import Packed
@@ -43,6 +45,50 @@ def test_every_form_equals_transformers(settings: Settings, tmp_path: Path) -> N
     assert worst(packed(encoder, ids), reference(random_model("deberta-v2", config=settings), ids)) <= 1e-5
     batch = Packed.of(ids)
     assert worst([encoder(batch, rows="last")], [encoder(batch)[batch.rows("last")]]) <= 1e-5
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled, for the accelerator alone")
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize("name", list(VARIANTS)[:6])
+def test_the_kernel_of_accelerators_equals_the_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreted; with all heads at once and two at a time, and with tokens that see the first ones only."""
+    pytest.importorskip("triton")
+    encoder = load(write_checkpoint("deberta-v2", tmp_path, config=VARIANTS[name]))
+    ids = random_ids((1, 2, 9, 45))
+    batches = Packed.of(ids), Packed.of(ids, seen=(0, 1, 5, 0))
+    plain = [[encoder(batch), encoder(batch, rows="last")] for batch in batches]
+    monkeypatch.setattr(deberta, "has_triton", lambda x: True)
+    assert not encoder.stack[0].attn.goes_by_runs
+    for batch, wanted, scores in zip(batches, plain, (1 << 27, 2 * 57 * 64), strict=True):
+        monkeypatch.setattr(deberta, "_SCORES", scores)
+        assert worst([encoder(batch), encoder(batch, rows="last")], wanted) <= 1e-5
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled, for the accelerator alone")
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_lengths_do_not_decide_what_the_kernel_of_accelerators_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    encoder = load(write_checkpoint("deberta-v2", tmp_path, layers=1))
+    monkeypatch.setattr(deberta, "has_triton", lambda x: True)
+    launched = []
+    for lengths in ((9, 9, 9), (8, 9, 10)):
+        with _Operators() as operators:
+            encoder(Packed.of(random_ids(lengths)))
+        launched.append(operators.names)
+    assert launched[0] == launched[1]
+    assert launched[0].count("aten.bmm.default") == 2
+
+
+class _Operators(TorchDispatchMode):
+    """Records the names of the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 def test_a_convolution_around_the_only_layer(tmp_path: Path) -> None:

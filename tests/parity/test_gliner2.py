@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from libs.catalog import read_card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
@@ -223,6 +224,31 @@ def test_spans_are_scored_a_part_at_a_time(first: Reference, monkeypatch: pytest
     assert sum(len(one.entities) for one in fewer) <= sum(len(one.entities) for one in whole)
     for one, other in zip(fewer, whole, strict=True):  # scores of other parts may round differently
         same(*(ours(Extraction(relations=found.relations)) for found in (one, other)))
+
+
+def test_a_batch_waits_for_spans_once(first: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its sequences are, and once more each time that so many scores are held; the answers are the same."""
+    model = load(first.directory)
+    works = StructureWork(TEXTS, SCHEMA), EntitiesWork(TEXTS, labels=("person", "city"))
+    with _Counted() as counted:
+        whole = run(model, *works)
+    assert counted.times == 1
+    monkeypatch.setattr(structure, "_SCORES_AT_ONCE", 1)
+    with _Counted() as counted:
+        assert run(model, *works) == whole
+    assert counted.times > len(TEXTS)
+
+
+class _Counted(TorchDispatchMode):
+    """Counts the operators whose result's size is only known to the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.times += str(func).startswith(("aten.nonzero", "aten.masked_select"))
+        return func(*args, **(kwargs or {}))
 
 
 def test_bfloat16_is_near(first: Reference) -> None:

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from libs.catalog.checkpoint import adapter as lora
 from libs.errors import ModelBroken
 from libs.models import InputSequence, PackedModel, load_model
+from libs.models.text.families.bert import deberta
 from tests.parity.adapters import write_adapter, write_random_adapter
 from tests.parity.checkpoints import Head, Kind, random_model, write_checkpoint
 
@@ -140,6 +141,18 @@ def test_distances_with_projections_of_their_own(tmp_path: Path) -> None:
     a = Adapted(model, {"": plain, "a": merged})
     batch = a.batch()
     assert worst(a.forward(batch), a.wanted(batch)) <= 1e-5
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled, for the accelerator alone")
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_distances_of_adapters_on_the_kernel_of_accelerators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreted: each sequence has its adapter's distances, as where it is computed by runs."""
+    pytest.importorskip("triton")
+    a = adapted(tmp_path, "deberta-v2", ({"r": 3, "target_modules": "all-linear"}, {"r": 2, "target_modules": "all-linear"}))
+    batch = a.batch((1, 6, 35))
+    wanted = a.forward(batch)
+    monkeypatch.setattr(deberta, "has_triton", lambda x: True)
+    assert worst(a.forward(batch), wanted) <= 1e-5
 
 
 @pytest.mark.parametrize(("kind", "adapters"), [("bert", BERT_ADAPTERS), ("qwen3", QWEN_ADAPTERS)])

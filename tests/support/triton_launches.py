@@ -15,6 +15,7 @@ from torch import Tensor
 from triton.runtime.jit import KernelInterface
 
 _TRITON_MODULES = (
+    "libs.kernels.attention.disentangled_triton",
     "libs.kernels.attention.paged_triton",
     "libs.kernels.attention.varlen_triton",
     "libs.kernels.rows.fused_triton",

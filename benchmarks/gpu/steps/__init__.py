@@ -54,6 +54,7 @@ STEPS: Final = (
         _MODELS,
         is_expandable=True,
     ),
+    Step("extractors", 60, "DeBERTa-v3-base against transformers and by runs of equal lengths; grouped experts", _MODELS),
     Step(
         "swap",
         90,

@@ -97,9 +97,6 @@ class Attention(nn.Module):
     A family with an attention of its own gives PackedEncoder a subclass that overrides `project` or `mix`.
     """
 
-    goes_by_runs: ClassVar[bool] = False
-    """Launches something for each run of equal lengths, so that the lengths, not the batch's shape, decide what is launched."""
-
     def __init__(self, spec: EncoderSpec, layer: LayerSpec) -> None:
         super().__init__()
         size = spec.head_size
@@ -112,6 +109,12 @@ class Attention(nn.Module):
         self.head_size = size
         self.scale = size**-0.5 if spec.scale is None else spec.scale
         self.causal, self.window, self.rope, self.softcap = spec.causal, layer.window, layer.rope, spec.softcap
+
+    @property
+    def goes_by_runs(self) -> bool:
+        """Whether it launches something for each run of equal lengths, so that the lengths, not the batch's shape, decide what is
+        launched."""
+        return False
 
     def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
         """[tokens, hidden] -> [tokens, heads * head_size]"""

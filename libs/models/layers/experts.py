@@ -1,9 +1,9 @@
 """Mixture of experts (MoE), in place of a layer's feed-forward: a router sends each token to its top-k experts.
 
-On the CPU the tokens of each expert are gathered, so that only the chosen experts compute. On other devices that needs the number
-of each expert's tokens on the host, which would synchronise the host with the device, so all experts compute all tokens there: two
-matrix products for all experts, the unchosen weighted with 0. That costs experts / used times the arithmetic, and beside the router
-no more launches than a plain feed-forward.
+On the CPU the tokens of each expert are gathered, so that only the chosen experts compute. So they are on GPUs that have grouped
+products (`libs/kernels/linear/grouped.py`). Other devices would need the number of each expert's tokens on the host, which would
+synchronise the host with the device, so all experts compute all tokens there: two matrix products for all experts, the unchosen
+weighted with 0. That costs experts / used times the arithmetic, and beside the router no more launches than a plain feed-forward.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from libs.kernels.linear.grouped import ByExpert, has_grouped
 from libs.kernels.linear.packed import PackedLinear
 from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.spec import EncoderSpec
@@ -57,6 +58,8 @@ class Experts(nn.Module):
         values, chosen = shares.topk(self._used, dim=-1)
         if x.device.type == "cpu":
             return self.of_chosen(x, values.to(x.dtype), chosen)
+        if has_grouped(x, self.weights.w1.shape[0] // self._experts, x.shape[1]):
+            return self.by_expert(x, values, chosen)
         return self.of_all(x, torch.zeros_like(shares).scatter(-1, chosen, values).to(x.dtype))
 
     def add(self, x: Tensor, residual: Tensor, *, overwrite: bool = False) -> Tensor:
@@ -73,6 +76,13 @@ class Experts(nn.Module):
                 out.index_add_(0, rows, answer * shares[rows, places, None])
         return out
 
+    def by_expert(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        """`of_chosen` in grouped products. `shares`, `chosen`: [rows, used]."""
+        pairs = ByExpert.of(chosen, self._experts)
+        w1, w2 = (weight.view(self._experts, -1, x.shape[1]) for weight in (self.weights.w1, self.weights.w2))
+        inner = self._function(pairs.product(x.index_select(0, pairs.rows), w1.transpose(1, 2)))
+        return (pairs.weighted(pairs.product(inner, w2), shares) + self.bias).to(x.dtype)
+
     def of_all(self, x: Tensor, shares: Tensor) -> Tensor:
         """Computes every expert for all rows. `shares`: [rows, experts], 0 for the unchosen.
 
@@ -85,8 +95,8 @@ class Experts(nn.Module):
 class GatedExperts(nn.Module):
     """The sum over the chosen experts of share * (((up + 1) * activation(gate)) down), biases everywhere, gate and up clamped.
 
-    Shares are the router's softmax over the chosen experts only (gpt-oss). On devices other than CPUs some tokens at a time are
-    computed, since all experts' inner states would be large.
+    Shares are the router's softmax over the chosen experts only (gpt-oss). Where all experts compute all tokens, some tokens at a
+    time are computed, since all experts' inner states would be large.
     """
 
     ROWS: Final = 256
@@ -106,6 +116,8 @@ class GatedExperts(nn.Module):
         shares = values.softmax(-1)
         if x.device.type == "cpu":
             return self.of_chosen(x, shares, chosen)
+        if has_grouped(x, *self.down_proj.shape[1:]):
+            return self.by_expert(x, shares, chosen)
         spread = shares.new_zeros(len(x), len(self.down_proj)).scatter(-1, chosen, shares).to(x.dtype)
         parts = [min(self.ROWS, len(x) - first) for first in range(0, len(x), self.ROWS)]
         return torch.cat(
@@ -126,6 +138,14 @@ class GatedExperts(nn.Module):
                 answer = inner @ self.down_proj[number] + self.down_proj_bias[number]
                 out.index_add_(0, rows, answer.float() * shares[rows, places, None])
         return out.to(x.dtype)
+
+    def by_expert(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        """`of_chosen` in grouped products. `shares`, `chosen`: [rows, used]."""
+        pairs = ByExpert.of(chosen, len(self.down_proj))
+        both = pairs.product(x.index_select(0, pairs.rows), self.gate_up_proj)
+        inner = self._gated(both + self.gate_up_proj_bias.index_select(0, pairs.experts))
+        answers = pairs.product(inner, self.down_proj) + self.down_proj_bias.index_select(0, pairs.experts)
+        return pairs.weighted(answers, shares).to(x.dtype)
 
     def of_all(self, x: Tensor, shares: Tensor) -> Tensor:
         """Computes every expert for all rows. `shares`: [rows, experts], 0 for the unchosen."""

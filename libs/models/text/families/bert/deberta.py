@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from libs.kernels.layout import Layout, Run
 from libs.kernels.linear.lora import LowRank
 from libs.kernels.linear.packed import PackedLinear
+from libs.kernels.triton_here import has_triton
 from libs.models.layers.embeddings import Table, TokenEmbedding
 from libs.models.layers.encoder import (
     Attention,
@@ -78,7 +79,7 @@ _EPS = 1e-7
 _POSITIONS = 512  # transformers' default
 _ANY_LENGTH = 1 << 20  # tokens; without a position table no sequence is too long, as all far distances share a bucket
 _KINDS = ("c2p", "p2c")
-# The most scores by distance in memory at once. A CPU's cache should hold them; on a GPU products should be large.
+# The most scores by distance of one kind in memory at once. A CPU's cache should hold them; on a GPU products should be large.
 _SCORES_ON_CPU = 1 << 22
 _SCORES = 1 << 27
 _CONVOLUTIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gelu": F.gelu}
@@ -105,6 +106,12 @@ class Distances:
 
     def row(self, distance: int) -> int:
         return self.rows[max(-self.reach, min(self.reach, distance)) + self.reach]
+
+    def rows_within(self, positions: int) -> slice:
+        """The rows of the distances in a sequence of so many positions, and few more: they begin and end at multiples of 16, where
+        there are such, so that products and loads of them are aligned."""
+        first, last = self.row(1 - positions), self.row(positions - 1)
+        return slice(first // 16 * 16, min(-(-(last + 1) // 16) * 16, self.embeddings))
 
     @staticmethod
     def exact(farthest: int) -> Distances:
@@ -162,8 +169,6 @@ class DisentangledAttention(Attention):
     `delta`: the updates of the current batch's adapters to the projected distances.
     """
 
-    goes_by_runs = True
-
     def __init__(self, spec: EncoderSpec, layer: LayerSpec, *, distances: Distances, kinds: tuple[str, ...], own: bool) -> None:
         super().__init__(spec, layer)
         size = spec.heads * spec.head_size
@@ -175,6 +180,11 @@ class DisentangledAttention(Attention):
         self.queries: Tensor | None  # of distances, for keys
         self.register_buffer("keys", None, persistent=False)
         self.register_buffer("queries", None, persistent=False)
+
+    @property
+    def goes_by_runs(self) -> bool:
+        """Only where Triton's kernel, which takes all sequences at once, cannot run."""
+        return not has_triton(self.out.weight)
 
     def learn(self, vectors: Tensor) -> None:
         """Once loaded: projects the distance embeddings [rows, hidden]."""
@@ -211,6 +221,8 @@ class DisentangledAttention(Attention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared) -> Tensor:
         """[queries, heads, head_size], [tokens, heads, head_size] twice -> [queries, heads * head_size]"""
+        if has_triton(q):
+            return self._by_kernel(q, k, v, batch, layout, shared)
         if batch.key_rows is not None:
             k, v = k.index_select(0, batch.key_rows), v.index_select(0, batch.key_rows)
         q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
@@ -222,6 +234,51 @@ class DisentangledAttention(Attention):
                     keys = slice(run.key, run.key + run.count * run.keys)
                     out[queries] = self._dense(q[:, queries], k[:, keys], v[:, keys], run, shared, learned)
         return out.flatten(1)
+
+    def _by_kernel(self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared) -> Tensor:
+        """`mix` in one launch for all sequences. Of their lengths only the longest matters to what is launched: it decides how many
+        rows of distances are needed."""
+        from libs.kernels.attention import disentangled_triton
+
+        rows = self._distances.rows_within(layout.max_positions)
+        table = _rows_on_device(layout, shared)
+        chosen = batch.key_rows
+        keys, values = (k, v) if chosen is None else (k.index_select(0, chosen), v.index_select(0, chosen))
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        at_once = max(1, _SCORES // (max(len(q), len(k), len(keys)) * (rows.stop - rows.start)))
+        for first in range(0, q.shape[1], at_once):
+            heads = slice(first, first + at_once)
+            c2p = self._by_row(q, "c2p", heads, rows)
+            p2c = self._by_row(k, "p2c", heads, rows)
+            if p2c is not None and chosen is not None:
+                p2c = p2c.index_select(1, chosen)
+            own = q[:, heads], keys[:, heads], values[:, heads], c2p, p2c
+            disentangled_triton.attend(*own, table, rows.start, layout, self.scale, out[:, heads])
+        return out.flatten(1)
+
+    def _by_row(self, x: Tensor, kind: str, heads: slice, rows: slice) -> Tensor | None:
+        """The scores of queries (c2p) or keys (p2c) with rows of the distances, each token's with those of its adapter.
+
+        Args:
+            x: the queries or keys of all heads, [tokens, heads, head_size].
+            kind: c2p or p2c.
+            heads: those to compute.
+            rows: those of the distances to compute.
+
+        Returns [heads, tokens, rows], or None where the model has no such scores.
+        """
+        projected = self.keys if kind == "c2p" else self.queries
+        if projected is None:
+            return None
+        own = x[:, heads].transpose(0, 1)
+        if self.delta is None:
+            return torch.bmm(own, projected[heads, rows].transpose(1, 2))
+        scores = own.new_empty(own.shape[0], len(x), rows.stop - rows.start)
+        for start, stop, adapter in self.delta.rows.within(len(x), 0, len(x)):
+            learned = None if adapter is None else self.delta.parts.get(adapter)
+            part = None if learned is None else learned.keys if kind == "c2p" else learned.queries
+            torch.bmm(own[:, start:stop], _adapted(projected, rows, part)[heads].transpose(1, 2), out=scores[:, start:stop])
+        return scores
 
     def _by_adapter(self, run: Run, rows: int) -> Iterator[tuple[Run, DistanceParts | None]]:
         """Splits a run into parts of one adapter each. `rows`: the number of all queries."""
@@ -282,15 +339,28 @@ def _by_text(x: Tensor, count: int) -> Tensor:
     return x.view(x.shape[0], count, -1, x.shape[2])
 
 
-def _rows_between(run: Run, shared: Shared) -> Tensor:
-    """The distance embeddings' row for each query and key: [queries, keys]"""
+def _table(shared: Shared) -> Tensor:
+    """The row of each distance of -reach ... reach."""
     if shared.bias is None:
         raise ValueError("an encoder with disentangled attention needs its distance embeddings")
-    reach = len(shared.bias) // 2
-    device = shared.bias.device
+    return shared.bias
+
+
+def _rows_on_device(layout: Layout, shared: Shared) -> Tensor:
+    """The table as the kernel reads it, int32; made once for all layers of a batch."""
+    table = layout.memo.get(_rows_on_device)
+    if not isinstance(table, Tensor):
+        table = layout.memo[_rows_on_device] = _table(shared).int()
+    return table
+
+
+def _rows_between(run: Run, shared: Shared) -> Tensor:
+    """The distance embeddings' row for each query and key: [queries, keys]"""
+    table = _table(shared)
+    reach, device = len(table) // 2, table.device
     query = torch.arange(run.offset, run.offset + run.queries, device=device)
     distance = query[:, None] - torch.arange(run.keys, device=device)
-    return shared.bias[distance.clamp_(-reach, reach) + reach]
+    return table[distance.clamp_(-reach, reach) + reach]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """Answers to schemas (GLiNER2): how many instances each task has, the spans that fill their fields, and the scores of classes.
 
 How many instances there are decides how many queries are compared with all spans, and only spans that reach their field's threshold
-leave the device: the head waits for the device twice, which it need not elsewhere.
+leave the device. The head waits for the device twice for a batch, whatever its sequences are: for all numbers of instances, and for
+all spans that are kept (once more for each `_SCORES_AT_ONCE`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple, cast
@@ -29,6 +30,8 @@ Ids = NDArray[np.int32]
 _AT_ONCE: Final = 1 << 24  # elements of the spans' hidden layer held at a time: 64 MiB
 _MOST_SPANS: Final = 1024
 """The best spans kept for one field of one instance, among so many words as are scored at a time."""
+_SCORES_AT_ONCE: Final = 1 << 23
+"""Scores held, 32 MiB of them, before those that reach their threshold are picked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +124,7 @@ class StructureHead(nn.Module):
             for task, count in zip((task for place in places for task in place.tasks), counts.argmax(-1).tolist(), strict=True)
         ]
         queries = self.queries.forward(fields, [len(task.fields) for place in places for task in place.tasks], steps)
-        found = list(self._found(places, steps, queries, words, choices))
-        sizes = to_device(np.array([len(one.values) for one in found], dtype=np.int32), hidden.device)
-        indices, values = torch.cat([one.indices for one in found]), torch.cat([one.values for one in found])
-        return counts, self.classify(classes)[:, 0], indices, values, sizes
+        return counts, self.classify(classes)[:, 0], *self._found(places, steps, queries, words, choices)
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         places = _places(sequences)
@@ -143,54 +143,154 @@ class StructureHead(nn.Module):
 
     def _found(
         self, places: Sequence[SchemaPlaces], steps: Sequence[int], queries: Tensor, words: Tensor, choices: Tensor
-    ) -> Iterator[_Found]:
+    ) -> _Found:
         """The spans and choices of each sequence that reach their field's threshold."""
         keys, base = folded(self.marker.out.outer, queries)
         first, last = self.marker.halves(words, [len(words)])
         chosen_first, chosen_last = self.marker.halves(choices, [len(choices)])
         chosen = (chosen_first + chosen_last).relu_()
-        task = query = word = choice = 0
-        for place in places:
-            own = steps[task : task + len(place.tasks)]
-            fields = [field for each, most in zip(place.tasks, own, strict=True) for field in each.fields * most]
-            rows = slice(query, query + len(fields))
-            of_words, of_choices = slice(word, word + len(place.words)), slice(choice, choice + len(place.choices))
-            yield self._of_sequence(fields, keys[rows], base[rows], first[of_words], last[of_words], chosen[of_choices])
-            task, query = task + len(place.tasks), query + len(fields)
-            word, choice = word + len(place.words), choice + len(place.choices)
-
-    def _of_sequence(
-        self, fields: Sequence[FieldQuery], keys: Tensor, base: Tensor, first: Tensor, last: Tensor, chosen: Tensor
-    ) -> _Found:
-        """`keys`, `base`: of the fields. `first`, `last`: the halves of spans of words. `chosen`: the hidden layer of choices."""
-        starts, ends = spans_of(len(first), self.width)
-        columns = len(starts) + len(chosen)
-        free = [number for number, field in enumerate(fields) if field.choices is None]
-        bound = [number for number, field in enumerate(fields) if field.choices is not None]
-        found = [_Found(torch.zeros(0, dtype=torch.int32, device=keys.device), base.new_empty(0))]
-        if free:
-            own_keys, own_base, floor = _rows(free, fields, keys, base)
-            best = torch.tensor([[fields[number].best] for number in free], device=keys.device)
-            owners = to_device(np.array(free, dtype=np.int32), keys.device) * columns
-            at_once = max(1, _AT_ONCE // max(first.shape[1], len(free)))
-            for begin in range(0, len(starts), at_once):
-                begins, lasts = (to_device(side[begin : begin + at_once], keys.device) for side in (starts, ends))
-                hidden = (first.index_select(0, begins) + last.index_select(0, lasts)).relu_()
-                scores = torch.addmm(own_base, hidden, own_keys.T).sigmoid().T
-                found.append(_kept(scores, torch.where(best, scores.amax(1, keepdim=True).maximum(floor), floor), owners, begin))
-        if bound and len(chosen):
-            own_keys, own_base, floor = _rows(bound, fields, keys, base)
-            owners = to_device(np.array(bound, dtype=np.int32), keys.device) * columns
-            scores = torch.addmm(own_base, chosen, own_keys.T).sigmoid().T
-            found.append(_kept(scores, floor, owners, len(starts)))
-        return _Found(torch.cat([one.indices for one in found]), torch.cat([one.values for one in found]))
+        plan = _Plan.of(places, steps, self.width, first.shape[1])
+        order, owners, is_best = to_device(plan.rows, keys.device)
+        keys, base = keys.index_select(0, order), base.index_select(0, order)
+        floors = to_device(plan.floors, keys.device, np.float32)
+        starts, ends = to_device(plan.spans, keys.device)
+        columns = torch.arange(plan.most_columns, dtype=torch.int32, device=keys.device)
+        picked = _Picked(keys.device)
+        for parts in plan.parts:
+            for part in parts:
+                if part.of_choices:
+                    hidden = chosen[part.at]
+                else:
+                    hidden = (first.index_select(0, starts[part.at]) + last.index_select(0, ends[part.at])).relu_()
+                scores = torch.addmm(base[part.rows], hidden, keys[part.rows].T).sigmoid().T
+                floor = floors[part.rows, None]
+                if part.has_best:
+                    floor = torch.where(is_best[part.rows, None] > 0, scores.amax(1, keepdim=True).maximum(floor), floor)
+                own = columns[part.begin : part.begin + scores.shape[1]]
+                if scores.shape[1] > _MOST_SPANS:
+                    scores, ranked = scores.topk(_MOST_SPANS, dim=1)
+                    own = own[ranked]
+                picked.add(owners[part.rows, None] + own, scores, floor)
+            picked.end_sequence()
+        return picked.found()
 
 
 class _Found(NamedTuple):
-    """Flat indices int32 and probabilities float32, [found] each."""
+    """Flat indices int32 and probabilities float32, [found] each; how many each sequence has, [sequences]."""
 
     indices: Tensor
     values: Tensor
+    sizes: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some queries of a sequence and columns that they are compared with at once, the first of which is column `begin`.
+
+    `rows`: of the plan's rows. `at`: of the plan's spans, or with `of_choices` of the batch's choices. `has_best`: a query wants
+    only its best span.
+    """
+
+    rows: slice
+    at: slice
+    begin: int
+    of_choices: bool = False
+    has_best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is compared, known on the host before anything is.
+
+    `rows`: [3, rows] the query of each row, the index of its first column, and whether only its best span is wanted. `floors`: the
+    rows' thresholds. `spans`: [2, spans] first and last words, counted from the batch's first. `parts`: those of each sequence.
+    """
+
+    rows: Ids
+    floors: NDArray[np.float32]
+    spans: Ids
+    most_columns: int
+    parts: tuple[tuple[_Part, ...], ...]
+
+    @staticmethod
+    def of(places: Sequence[SchemaPlaces], steps: Sequence[int], width: int, inner: int) -> _Plan:
+        """`inner`: the size of a span's hidden layer, which decides how many are computed at once."""
+        rows: list[tuple[int, int, bool]] = []
+        floors: list[float] = []
+        spans = [np.zeros((2, 0), np.int32)]
+        parts: list[tuple[_Part, ...]] = []
+        task = query = word = choice = span = most_columns = 0
+        for place in places:
+            own = steps[task : task + len(place.tasks)]
+            fields = [field for each, most in zip(place.tasks, own, strict=True) for field in each.fields * most]
+            sides = np.stack(spans_of(len(place.words), width))
+            count, columns = sides.shape[1], sides.shape[1] + len(place.choices)
+            free, bound = (
+                [number for number, field in enumerate(fields) if (field.choices is None) is is_free] for is_free in (True, False)
+            )
+            some: list[_Part] = []
+            if free:
+                of_free = slice(len(rows), len(rows) + len(free))
+                has_best = any(fields[number].best for number in free)
+                at_once = max(1, _AT_ONCE // max(inner, len(free)))
+                for begin in range(0, count, at_once):
+                    at = slice(span + begin, span + min(begin + at_once, count))
+                    some.append(_Part(of_free, at, begin, has_best=has_best))
+            if bound and place.choices.size:
+                of_bound = slice(len(rows) + len(free), len(rows) + len(fields))
+                some.append(_Part(of_bound, slice(choice, choice + len(place.choices)), count, of_choices=True))
+            rows += [(query + number, number * columns, fields[number].best) for number in (*free, *bound)]
+            floors += [fields[number].threshold for number in (*free, *bound)]
+            spans.append(sides + word)
+            parts.append(tuple(some))
+            most_columns = max(most_columns, columns)
+            task, query, span = task + len(place.tasks), query + len(fields), span + count
+            word, choice = word + len(place.words), choice + len(place.choices)
+        return _Plan(
+            rows=np.array(rows, dtype=np.int32).reshape(-1, 3).T,
+            floors=np.array(floors, dtype=np.float32),
+            spans=np.concatenate(spans, axis=1).astype(np.int32),
+            most_columns=most_columns,
+            parts=tuple(parts),
+        )
+
+
+class _Picked:
+    """Collects scores, and picks those that reach their floor: one wait for the device for many sequences."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._picked: list[_Found] = []
+        self._start()
+
+    def _start(self) -> None:
+        self._indices = [torch.empty(0, dtype=torch.int32, device=self._device)]
+        self._values = [torch.empty(0, device=self._device)]
+        self._is_kept = [torch.empty(0, dtype=torch.bool, device=self._device)]
+        self._held, self._ends = 0, [0]
+
+    def add(self, indices: Tensor, scores: Tensor, floor: Tensor) -> None:
+        """`indices`, `scores`: [queries, columns]. `floor`: [queries, 1]"""
+        self._indices.append(indices.flatten())
+        self._values.append(scores.flatten())
+        self._is_kept.append((scores >= floor).flatten())
+        self._held += scores.numel()
+
+    def end_sequence(self) -> None:
+        self._ends.append(self._held)
+        if self._held > _SCORES_AT_ONCE:
+            self._pick()
+
+    def _pick(self) -> None:
+        chosen = torch.cat(self._is_kept).nonzero()[:, 0]
+        ends = torch.searchsorted(chosen, to_device(np.array(self._ends), self._device, np.int64))
+        self._picked.append(_Found(torch.cat(self._indices)[chosen], torch.cat(self._values)[chosen], ends.diff().int()))
+        self._start()
+
+    def found(self) -> _Found:
+        """All that were picked."""
+        self._pick()
+        return _Found(*(torch.cat(parts) for parts in zip(*self._picked, strict=True)))
 
 
 def _two_layers(state: Mapping[str, Tensor], stem: str, size: int, outputs: int, file: str) -> nn.Sequential:
@@ -201,24 +301,6 @@ def _two_layers(state: Mapping[str, Tensor], stem: str, size: int, outputs: int,
 
 def _places(sequences: Sequence[InputSequence]) -> list[SchemaPlaces]:
     return [cast("SchemaPlaces", sequence.input) for sequence in sequences]
-
-
-def _rows(numbers: Sequence[int], fields: Sequence[FieldQuery], keys: Tensor, base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and bases of these queries, and their thresholds [queries, 1]."""
-    chosen = to_device(np.array(numbers, dtype=np.int32), keys.device)
-    floor = torch.tensor([[fields[number].threshold] for number in numbers], dtype=torch.float32, device=keys.device)
-    return keys.index_select(0, chosen), base.index_select(0, chosen), floor
-
-
-def _kept(scores: Tensor, floor: Tensor, owners: Tensor, begin: int) -> _Found:
-    """The scores [queries, columns] that reach the floor [queries, 1]; at most the best `_MOST_SPANS` of a query."""
-    if scores.shape[1] > _MOST_SPANS:
-        best, places = scores.topk(_MOST_SPANS, dim=1)
-        rows, ranks = (best >= floor).nonzero(as_tuple=True)
-        columns = places[rows, ranks]
-        return _Found(owners[rows] + (columns + begin).int(), best[rows, ranks])
-    rows, columns = (scores >= floor).nonzero(as_tuple=True)
-    return _Found(owners[rows] + (columns + begin).int(), scores[rows, columns])
 
 
 def _sorted(indices: Array, values: Array) -> SparseRow:
