@@ -29,12 +29,11 @@ TESTS: Final = (
     ),
 )
 TINY: Final = (
-    "tests/kernels/test_compiling.py",
     "tests/kernels/test_linear.py",
     "tests/kernels/test_fused.py::test_the_seams_take_the_kernels_on_an_accelerator",
 )
-CPU_ONLY: Final = ("--ignore-glob=*/test_native*.py",)
-"""Tests of the CPU's kernels, which a GPU's time is not for."""
+CPU_ONLY: Final = ("--ignore-glob=*/test_native*.py", "--ignore-glob=*/test_compiling.py")
+"""Tests of the CPU's kernels and of compiling for other GPUs, which a GPU's time is not for."""
 
 PLUGINS: Final = {"pytest_asyncio": "pytest_asyncio.plugin", "xdist": "xdist.plugin"}
 """pytest's plugins that the tests need, by the module that must be there. Others, which a machine may have, could warn, and
