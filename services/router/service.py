@@ -76,8 +76,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> pb.EncodeResponse:
         begin = time.perf_counter()
         held = self._hold(request, context)
-        answers = await self._run(request, check_encode, context.time_remaining(), held)
-        response = await _maybe_in_thread(_size(answers), partial(codec.merge_encode, answers))
+        parts = await self._run(request, check_encode, context.time_remaining(), held)
+        response = await _maybe_in_thread(_size(parts), partial(codec.merge_encode, parts))
+        if response.HasField("chunks"):
+            answers.check_divided(response.ByteSize(), current_call().answer_bytes)
         response.timings.total_seconds = time.perf_counter() - begin
         held.sending(response.ByteSize())
         return response
@@ -230,7 +232,8 @@ def _price(request: _Request, check: _Check[_Request], moment: Moment, call: Cal
     control.refuse_broken(moment.lane, snapshot)
     costs, repeated = control.price(sizes, card, request.truncation)
     if isinstance(request, pb.EncodeRequest):
-        answers.check_encoded(request, card, costs, is_streamed=not whole, readable=call.answer_bytes)
+        chunks = sum(sizes.chunks)
+        answers.check_encoded(request, card, costs, is_streamed=not whole, readable=call.answer_bytes, chunks=chunks)
     return _Price(costs, repeated, sizes.read)
 
 

@@ -60,10 +60,10 @@ def items_of(request: Request) -> Sequence[pb.Item]:
 
 
 def count_parts(request: Request) -> int:
-    """The number of its items and of their parts, and of the entities given with them if the task is relations."""
+    """The number of its items, of their parts and spans, and of the entities given with them if the task is relations."""
     items = items_of(request)
     brings = isinstance(request, pb.ExtractRequest) and request.HasField("relations")
-    pieces = sum(len(item.parts) for item in items if text_alone(item) is None)
+    pieces = sum(len(item.parts) + len(item.spans) for item in items if text_alone(item) is None)
     return len(items) + pieces + (sum(len(item.entities) for item in items) if brings else 0)
 
 
@@ -160,7 +160,25 @@ def _whole_encode(answer: pb.EncodeResponse) -> pb.EncodeResponse:
         indices = np.frombuffer(sparse.indices, "<u4") if len(sparse.indices) == 4 * rows else None
         if indices is None or (rows and int(indices.max()) >= sparse.columns):
             raise InternalError("a worker's sparse answer has indices that do not fit its values or its width")
+    if answer.HasField("chunks"):
+        _check_chunks(answer)
     return answer
+
+
+def _check_chunks(answer: pb.EncodeResponse) -> None:
+    """Raises InternalError unless each chunk has a place, a number of tokens, and a row of each form."""
+    chunks = answer.chunks
+    rows = len(chunks.starts)
+    _check_offsets(chunks.offsets, rows, "chunks")
+    counts = {len(chunks.ends), len(chunks.tokens)}
+    if answer.HasField("dense"):
+        counts.add(answer.dense.shape[0])
+    if answer.HasField("multi_vector"):
+        counts.add(len(answer.multi_vector.offsets) - 1)
+    if answer.HasField("sparse"):
+        counts.add(len(answer.sparse.offsets) - 1)
+    if counts != {rows}:
+        raise InternalError(f"a worker's answer has {rows} chunks, and other numbers of their ends, tokens or vectors")
 
 
 def _check_tensor(tensor: tensor_pb2.Tensor, name: str, axes: int) -> int:
@@ -206,7 +224,14 @@ def merge_encode(parts: list[Response]) -> pb.EncodeResponse:
     dense = _present([answer.dense if answer.HasField("dense") else None for answer in answers])
     sparse = _present([answer.sparse if answer.HasField("sparse") else None for answer in answers])
     ragged = _present([answer.multi_vector if answer.HasField("multi_vector") else None for answer in answers])
+    chunks = [answer.chunks for answer in answers if answer.HasField("chunks")]
+    if chunks and len(chunks) != len(answers):
+        raise InternalError("some jobs of a request were answered with chunks, and others were not")
     answers.clear()
+    if chunks:
+        merged.chunks.offsets.extend(_join_offsets([part.offsets for part in chunks]))
+        for part in chunks:
+            merged.chunks.MergeFrom(pb.Chunks(starts=part.starts, ends=part.ends, tokens=part.tokens))
     if dense:
         _join_tensors(dense, merged.dense)
     if sparse:

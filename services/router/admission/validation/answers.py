@@ -21,6 +21,7 @@ BOUNDS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "encode.dense": (limits.ENCODED, limits.STREAMED),
     "encode.sparse": (limits.SPARSE,),
     "encode.multi_vector": (limits.ENCODED, limits.STREAMED),
+    "encode.chunks": (limits.CHUNKS, limits.REQUEST_CHUNKS),
     "score": (limits.ITEMS,),
     "extract.entities": (limits.ANSWERED, limits.SHARED),
     "extract.classify": (limits.ANSWERED,),
@@ -69,8 +70,24 @@ def check_written(task: pb.TextTask, pages: Iterable[int], items: int) -> None:
         raise InvalidInput(f"{message} send at most {most // tokens:,} at a time, or set a smaller text.max_tokens", field="items")
 
 
+def check_divided(size: int, readable: int) -> None:
+    """Raises InvalidInput for an answer of more bytes than the client reads, which texts with many more chunks than were estimated
+    may have."""
+    if size > readable:
+        message = (
+            f"the answer has {size:,} bytes, more than the {readable:,} that the client reads, since the items have so many chunks"
+        )
+        raise InvalidInput(f"{message}: call EncodeStream, ask for larger chunks, or send fewer items", field="items")
+
+
 def check_encoded(
-    request: pb.EncodeRequest, card: models_pb2.ModelCard | None, tokens: Sequence[int], *, is_streamed: bool, readable: int
+    request: pb.EncodeRequest,
+    card: models_pb2.ModelCard | None,
+    tokens: Sequence[int],
+    *,
+    is_streamed: bool,
+    readable: int,
+    chunks: int = 0,
 ) -> None:
     """Check the size of a request's vectors.
 
@@ -80,12 +97,14 @@ def check_encoded(
         tokens: estimates for each item.
         is_streamed: whether many messages answer it (EncodeStream), or one.
         readable: how many bytes the client reads in one message.
+        chunks: the estimated number of all items' chunks; 0 if they are not divided.
 
     Raises InvalidInput if the vectors are more than its answer may have.
     """
     if card is None:
         return
-    numbers = len(request.items) * (request.dimensions or card.dimensions) + sum(tokens) * card.multi_vector_dimensions
+    rows = chunks or len(request.items)
+    numbers = rows * (request.dimensions or card.dimensions) + sum(tokens) * card.multi_vector_dimensions
     whole = min(limits.ENCODED.most, max(0, readable - FRAME_BYTES))
     if 4 * numbers <= whole:  # Few requests have more, so this is all that most of them cost.
         return
@@ -93,7 +112,7 @@ def check_encoded(
     bits = _NUMBER_BITS.get(request.data_type, 32)
     size = 0
     if pb.REPRESENTATION_DENSE in forms:
-        size += len(request.items) * (request.dimensions or card.dimensions) * bits // 8
+        size += rows * (request.dimensions or card.dimensions) * bits // 8
     if pb.REPRESENTATION_MULTI_VECTOR in forms:
         size += sum(tokens) // max(1, request.pooling_factor) * card.multi_vector_dimensions * bits // 8
     most = limits.STREAMED.most if is_streamed else whole

@@ -156,6 +156,18 @@ TOOL_CALLS: Final = Limit(
 )
 TOOL_NAME: Final = Limit("a function's name", ("TextTask.tool", "ToolCall.name"), 64, CHARACTERS)
 POOLING: Final = Limit("how many times fewer vectors an item is pooled to", ("EncodeRequest.pooling_factor",), 64, "times")
+CHUNKED: Final = Limit("an item's text that is divided into chunks", ("Chunking",), MIB, BYTES)
+"""The text of a book of 400 pages. A worker counts its tokens some four times, 2 s of one thread."""
+CHUNKS: Final = Limit(
+    "chunks of an item, and spans that it names (checked by workers, too)", ("Chunking", "Item.spans"), 8192, ENTRIES
+)
+"""The worker's own (libs/models/text/processing/chunks.py)."""
+REQUEST_CHUNKS: Final = Limit("chunks of a request, by their estimated number", ("Chunking", "Item.spans"), 65_536, ENTRIES)
+SPANNED: Final = Limit("the texts and contexts of an item's spans", ("Item.spans",), 4 * MIB, BYTES)
+"""As many as an item's text may have: spans may overlap, and each is read."""
+CONTEXT: Final = Limit("what is put before chunks", ("Item.context", "Span.context"), 4096, CHARACTERS)
+CHUNK_TOKENS: Final = Limit("tokens of a chunk", ("Chunking.max_tokens",), 32_768, "tokens")
+CHUNK_OVERLAP: Final = Limit("tokens that chunks repeat of the one before", ("Chunking.overlap",), 16_384, "tokens")
 HYPOTHESIS: Final = Limit("a hypothesis", ("ClassifyTask.hypothesis",), 1024, CHARACTERS)
 PLACES: Final = Limit("places for the label in a hypothesis", ("ClassifyTask.hypothesis",), 8, "places")
 LABELS: Final = Limit("labels of a list", _LABELS, 256, ENTRIES)
@@ -252,6 +264,13 @@ ALL: Final = (
     TOOL_CALLS,
     TOOL_NAME,
     POOLING,
+    CHUNKED,
+    CHUNKS,
+    REQUEST_CHUNKS,
+    SPANNED,
+    CONTEXT,
+    CHUNK_TOKENS,
+    CHUNK_OVERLAP,
     HYPOTHESIS,
     PLACES,
     LABELS,

@@ -19,7 +19,7 @@ from shoal.v1 import models_pb2, tensor_pb2
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.image_size import size_of
 from libs.names import is_adapter_name, is_model_id
-from services.router.admission.validation import answers, limits, pictures, schemas, texts
+from services.router.admission.validation import answers, chunking, limits, pictures, schemas, texts
 
 _EMPTY_ITEM_BYTES: Final = 2
 """An item whose content is set and empty: tag and length."""
@@ -62,6 +62,8 @@ class Sizes:
     once_texts: int = 1
     pictures: Mapping[int, Pictures] = dataclasses.field(default_factory=dict)
     once_pictures: Pictures = NO_PICTURES
+    chunks: Sequence[int] = ()
+    """Estimated number of the chunks of each item; empty: items are not divided."""
 
     @property
     def read(self) -> list[int]:
@@ -104,10 +106,20 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
         _check_task(card, models_pb2.TASK_ENCODE, "model")
     _check_forms(request, card)
     files = _check_files(request.files)
-    items = _check_items(request.items, "items", card, files)
+    divides = request.HasField("chunking")
+    items = _check_items(request.items, "items", card, files, divided=divides)
     shared = files.read("items", items.pictures.values())
     sizes = Sizes(items.sizes, each=_utf8(request.instruction), pictures=items.pictures, once_pictures=shared)
+    if divides:
+        _refuse_chunks_of(card)
+        divided = chunking.check(request)
+        sizes = replace(sizes, items=[item.bytes for item in divided], chunks=[item.chunks for item in divided])
     return _readable(sizes, "items")
+
+
+def _refuse_chunks_of(card: Card | None) -> None:
+    if card is not None and models_pb2.INPUT_KIND_IMAGE in card.inputs:
+        raise TaskNotSupported(f"{card.model} reads images: chunks are for models of texts alone", field="chunking")
 
 
 def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
@@ -124,6 +136,7 @@ def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
     limits.INSTRUCTION.check(len(request.instruction), "instruction")
     limits.QUERY.check(len(request.query.text) + sum(len(part.text) for part in request.query.parts), "query.text")
     files = _check_files(request.files)
+    _refuse_divided(request.query, "query")
     size, shown = _check_item(request.query, "query", card, files)
     query = size + _utf8(request.instruction)
     documents = _check_items(request.documents, "documents", card, files)
@@ -264,9 +277,17 @@ def text_alone(item: pb.Item) -> str | None:
 
 
 def _check_items(
-    items: Sequence[pb.Item], field: str, card: Card | None, files: Files, *, given: bool = False, seeded: bool = False
+    items: Sequence[pb.Item],
+    field: str,
+    card: Card | None,
+    files: Files,
+    *,
+    given: bool = False,
+    seeded: bool = False,
+    divided: bool = False,
 ) -> _Items:
-    """`given`: items may bring entities; `seeded`: they may have seeds."""
+    """`given`: items may bring entities; `seeded`: they may have seeds; `divided`: they may have spans and contexts, which are not
+    checked here."""
     _refuse(not items, f"{field} is empty: 1..{limits.ITEMS.most:,} are allowed", field)
     limits.ITEMS.check(len(items), field)
     found = _Items([], {})
@@ -276,11 +297,18 @@ def _check_items(
         text = text_alone(item)
         is_plain = text is not None and media_type(text) is None
         if not (is_plain and any_text and _EMPTY_ITEM_BYTES < size <= limits.TEXT.most):
+            if not divided:
+                _refuse_divided(item, f"{field}[{index}]")
             size, shown = _check_item(item, f"{field}[{index}]", card, files, given=given, seeded=seeded)
             if shown.bytes or shown.pages:
                 found.pictures[index] = shown
         found.sizes.append(size)
     return found
+
+
+def _refuse_divided(item: pb.Item, path: str) -> None:
+    for name, is_set in (("spans", bool(item.spans)), ("context", bool(item.context))):
+        _refuse(is_set, f"{path}.{name} is for an EncodeRequest with chunking", f"{path}.{name}")
 
 
 def _takes(card: Card | None, kind: models_pb2.InputKind) -> bool:
@@ -313,7 +341,7 @@ def _check_item(
     text = item.text
     _check_text_of(text, f"{path}.text", card)
     _check_given(known, len(text), f"{path}.entities")
-    return pb.Item(text=text).ByteSize() if known else item.ByteSize(), NO_PICTURES
+    return pb.Item(text=text).ByteSize() if known or item.spans or item.context else item.ByteSize(), NO_PICTURES
 
 
 def _check_parts(parts: Sequence[pb.Part], path: str, card: Card | None, files: Files) -> tuple[int, Pictures]:
