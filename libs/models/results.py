@@ -49,12 +49,26 @@ class SparseRows:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodeResult:
-    """Row i is for text i; representations that were not requested are None."""
+class Chunks:
+    """The chunks of texts, those of text i at `offsets[i]:offsets[i + 1]`.
 
-    dense: Stored | None = None  # [texts, dimensions]
+    `starts`, `ends`: code points of the text, ends exclusive. `tokens`: that each chunk's vectors are made of.
+    """
+
+    offsets: list[int]  # [texts + 1], the first 0
+    starts: list[int]
+    ends: list[int]
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeResult:
+    """Row i is for text i, or for chunk i if texts were divided; representations that were not requested are None."""
+
+    dense: Stored | None = None  # [texts or chunks, dimensions]
     sparse: SparseRows | None = None
     multi_vector: RaggedRows | None = None
+    chunks: Chunks | None = None
 
 
 @dataclass(frozen=True, slots=True)

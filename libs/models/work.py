@@ -25,6 +25,7 @@ Scale = Literal["", "logit", "probability"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 TextKind = Literal["caption", "detailed_caption", "ocr", "ocr_regions"]
 TextLayer = Literal["prefer", "only", "never"]
+ChunkMethod = Literal["sentences", "tokens", "markdown", "spans"]
 Head = str
 """The name of the model's head that a forward runs, or of several heads joined by "+" (`dense+sparse`)."""
 WRITE: Final = "write"
@@ -63,12 +64,37 @@ Parts = tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """A chunk that the caller chose: code points of its text, end exclusive. `context`: what is put before the chunk."""
+
+    start: int
+    end: int
+    context: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """How texts are divided into chunks.
+
+    `max_tokens`: of a chunk, without special tokens, prompt and context; 0: as `chunks.py` chooses. `overlap`: tokens that a chunk
+    repeats of the one before. `late`: the model reads whole texts, and the states of a chunk's tokens are pooled.
+    """
+
+    method: ChunkMethod = "sentences"
+    max_tokens: int = 0
+    overlap: int = 0
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class EncodeWork:
     """Texts to vectors. No representations: the model's main one. `dimensions` 0: all. `normalize` None: as the checkpoint says.
 
     `pooling_factor`: how many times fewer vectors a multi-vector is pooled to; 0 or 1: it is not.
     `parts`, here and in other work: the items that are no text alone, by their index; each has an empty text in `texts`.
     `adapter`, here and in other work: the LoRA adapter that the request names; empty: none.
+    `chunking`: how each text is divided; None: it is not. `spans`: of each text, for the method "spans"; else empty. `contexts`:
+    what is put before each chunk of a text; empty: nothing for any text.
     """
 
     texts: list[str]
@@ -82,6 +108,9 @@ class EncodeWork:
     parts: Mapping[int, Parts] = field(default_factory=dict)
     pooling_factor: int = 0
     adapter: str = ""
+    chunking: Chunking | None = None
+    spans: tuple[tuple[Span, ...], ...] = ()
+    contexts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

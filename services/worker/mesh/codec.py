@@ -50,8 +50,20 @@ from libs.models import (
     Work,
 )
 from libs.models.documents import DocumentFile
-from libs.models.results import Field, TokenLogprob
-from libs.models.work import GoOn, Sampling, TextKind, TextLayer, TextWork, ToolCall, Turn, go_on_anyway
+from libs.models.results import Chunks, Field, TokenLogprob
+from libs.models.work import (
+    Chunking,
+    ChunkMethod,
+    GoOn,
+    Sampling,
+    Span,
+    TextKind,
+    TextLayer,
+    TextWork,
+    ToolCall,
+    Turn,
+    go_on_anyway,
+)
 from libs.versions import WIRE_VERSION
 
 _Word = TypeVar("_Word")
@@ -128,6 +140,13 @@ _TEXT_LAYERS: dict[int, TextLayer] = {
     inference_pb2.TextTask.TEXT_LAYER_PREFER: "prefer",
     inference_pb2.TextTask.TEXT_LAYER_ONLY: "only",
     inference_pb2.TextTask.TEXT_LAYER_NEVER: "never",
+}
+_METHODS: dict[int, ChunkMethod] = {
+    inference_pb2.Chunking.METHOD_UNSPECIFIED: "sentences",
+    inference_pb2.Chunking.METHOD_SENTENCES: "sentences",
+    inference_pb2.Chunking.METHOD_TOKENS: "tokens",
+    inference_pb2.Chunking.METHOD_MARKDOWN: "markdown",
+    inference_pb2.Chunking.METHOD_SPANS: "spans",
 }
 _SPEAKERS: dict[int, Literal["user", "assistant", "system", "tool"]] = {
     inference_pb2.Turn.ROLE_TOOL: "tool",
@@ -311,7 +330,19 @@ def _encode_work(request: inference_pb2.EncodeRequest, scope: str | None) -> Enc
         truncation=_word(_TRUNCATIONS, request.truncation, "truncation"),
         pooling_factor=request.pooling_factor,
         adapter=request.adapter,
+        chunking=_chunking(request.chunking) if request.HasField("chunking") else None,
+        spans=tuple(_spans(item) for item in request.items) if any(item.spans for item in request.items) else (),
+        contexts=tuple(item.context for item in request.items) if any(item.context for item in request.items) else (),
     )
+
+
+def _chunking(chunking: inference_pb2.Chunking) -> Chunking:
+    method = _word(_METHODS, chunking.method, "chunking.method")
+    return Chunking(method, chunking.max_tokens, chunking.overlap, chunking.late)
+
+
+def _spans(item: inference_pb2.Item) -> tuple[Span, ...]:
+    return tuple(Span(span.start, span.end, span.context) for span in item.spans)
 
 
 def _score_work(request: inference_pb2.ScoreRequest, scope: str | None) -> ScoreWork:
@@ -544,7 +575,13 @@ def _encode_response(result: EncodeResult) -> inference_pb2.EncodeResponse:
     if result.multi_vector is not None:
         ragged = tensor_pb2.Ragged(values=_tensor(result.multi_vector.values), offsets=result.multi_vector.offsets)
         response.multi_vector.CopyFrom(ragged)
+    if result.chunks is not None:
+        response.chunks.CopyFrom(_chunks(result.chunks))
     return response
+
+
+def _chunks(chunks: Chunks) -> inference_pb2.Chunks:
+    return inference_pb2.Chunks(offsets=chunks.offsets, starts=chunks.starts, ends=chunks.ends, tokens=chunks.tokens)
 
 
 def _tensor(stored: Stored) -> tensor_pb2.Tensor:

@@ -20,9 +20,9 @@ def whole_texts(work: Work, prepared: Prepared, card: Card) -> tuple[int, int]:
     """Tokens of a job's texts, and the UTF-8 bytes that they were made of: by these the tokens a byte are estimated.
 
     Texts that were truncated, or that reach the model's maximum, are left out, because their bytes say nothing. A job whose
-    sequences do not correspond to its texts is left out too, and so is one with images.
+    sequences do not correspond to its texts is left out too, and so are those with images or chunks.
     """
-    if prepared.image_tokens or isinstance(work, TextWork):
+    if prepared.image_tokens or isinstance(work, TextWork) or (isinstance(work, EncodeWork) and work.chunking is not None):
         return 0, 0
     texts = work.documents if isinstance(work, ScoreWork) else work.texts
     sequences, beside = _sequences(work, prepared, card)

@@ -13,6 +13,7 @@ from libs.models.text.heads.modules import dense_layers
 from libs.models.text.heads.pooled import PooledHead
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.text.kinds.kind import Built, Parts
+from libs.models.text.kinds.spans import add_span_head
 from libs.models.text.kinds.state import HeadState
 from libs.models.text.processing.asymmetric import QUERY_HEAD, AsymmetricProcessor
 from libs.models.text.processing.embedding import EmbeddingProcessor
@@ -37,14 +38,16 @@ def build(parts: Parts) -> Built:
     layers = dense_layers(card, parts.directory, parts.state, parts.device)
     heads: dict[str, ModelHead] = {}
     late = None
+    spans = None
     if card.kind == "dense":
         heads["dense"] = PooledHead(card.pooling, layers)
+        spans = add_span_head(heads, parts)
     else:
         heads["multi_vector"] = TokenHead(layers)
     if card.late is not None:
         fill = special_token(parts.root, "mask_token") or special_token(parts.root, "eos_token")
         late = LateFrame(card.late, text, fill)
-    return Built(heads, EmbeddingProcessor(card, text, late))
+    return Built(heads, EmbeddingProcessor(card, text, late, spans=spans))
 
 
 def _asymmetric(parts: Parts, queries: Card) -> Built:

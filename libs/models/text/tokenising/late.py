@@ -23,6 +23,10 @@ class LateFrame:
         words = [text.token_id(word) for word in late.skip_words]
         self._skipped = np.array(sorted({word for word in words if word is not None and word != text.unknown}), dtype=np.int32)
 
+    def longest(self, role: str) -> int:
+        """The most tokens of a query or a document."""
+        return self._limit(self._late.query_tokens if role == "query" else self._late.document_tokens)
+
     def queries(
         self, texts: list[str], prompt: str, truncation: Truncation, where: Where, go_on: GoOn = go_on_anyway
     ) -> tuple[list[InputSequence], list[Kept]]:

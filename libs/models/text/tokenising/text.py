@@ -34,6 +34,24 @@ class Spans:
     continues: NDArray[np.bool_]  # the token continues the word of the token before it
 
 
+@dataclass(frozen=True, slots=True)
+class WholeText:
+    """All tokens of a prompt and a text, with special tokens around them.
+
+    `ids`, `type_ids`: of all of them in order, int32 [tokens]; `first` to `end`: those of the text. `starts`, `ends`: where each
+    token of the text begins and ends in the text, int64 code points; a token that begins with white space begins after it.
+    `word_starts`: whether the token begins a word, or a character where there are no words.
+    """
+
+    ids: NDArray[np.int32]
+    type_ids: NDArray[np.int32] | None
+    first: int
+    end: int
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    word_starts: NDArray[np.bool_]
+
+
 class TextProcessor:
     """`limit`: the longest sequence in tokens. `segments`: whether the encoder has token types. `unknown`: the unknown token."""
 
@@ -148,6 +166,35 @@ class TextProcessor:
         for part in self._cutter.parts(texts, self.limit, truncation, go_on, before=before, after=after, frame=False):
             yield _int32(part.encoding.ids), part.is_whole
 
+    def encode_whole(self, text: str, prompt: str = "") -> WholeText:
+        """All tokens of a text, which is not truncated. Blocking, in one call that cannot yield, without the interpreter's lock."""
+        encoding: Encoding = self._tokenizer.encode_batch([prompt + text])[0]
+        offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) - len(prompt)
+        mask = np.array(encoding.special_tokens_mask, dtype=np.bool_)
+        before, after = run_of_ones(mask), run_of_ones(mask[::-1])
+        end = max(len(mask) - after, before)
+        if prompt:
+            before += int(np.count_nonzero(offsets[before:end, 1] <= 0))
+        starts, ends = np.maximum(offsets[before:end, 0], 0), offsets[before:end, 1]
+        words = np.array([-1 if word is None else word for word in encoding.word_ids[before:end]], dtype=np.int64)
+        types = _int32(encoding.type_ids) if self._segments_of_one else None
+        has_words = len(words) > 0 and words.min() != words.max()
+        begins = np.diff(words, prepend=-2) != 0 if has_words else np.ones(len(words), dtype=np.bool_)
+        begins &= np.diff(ends, prepend=0) > 0
+        begins[1:] &= starts[1:] >= ends[:-1]
+        return WholeText(_int32(encoding.ids), types, before, end, _without_space(text, starts, ends), ends, begins)
+
+    def count_tokens(self, text: str, most: int, go_on: GoOn = go_on_anyway) -> int:
+        """Tokens of a text without special tokens; if there are more than `most`, any number above it."""
+        (part,) = self._cutter.parts([text], most, "end", go_on, frame=False)
+        return len(part.encoding)
+
+    @property
+    def frame_tokens(self) -> int:
+        """Special tokens around a text."""
+        added: int = self._tokenizer.num_special_tokens_to_add(False)
+        return added
+
     def prompt_tokens(self, prompt: str) -> int:
         """Tokens of the prompt at a sequence's beginning, with special ones before it (sentence-transformers' prompt_length).
 
@@ -245,6 +292,17 @@ def special_token(directory: Path, role: str) -> str:
         if isinstance(content, str):
             return content
     return ""
+
+
+def _without_space(text: str, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The starts, each moved past the white space that its token begins with, unless the token is nothing else."""
+    moved = starts.copy()
+    for index in np.flatnonzero(ends > starts):
+        start, end = int(starts[index]), int(ends[index])
+        if text[start].isspace():
+            own = text[start:end]
+            moved[index] = start + (len(own) - len(own.lstrip()) if not own.isspace() else 0)
+    return moved
 
 
 def _int32(values: list[int]) -> NDArray[np.int32]:
