@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from shoal.errors import ShoalError
     from shoal.handle import ModelHandle
     from shoal.results import (
+        Chunk,
+        Chunks,
         Delta,
         EncodeResult,
         Entity,
@@ -40,11 +42,14 @@ if TYPE_CHECKING:
     )
     from shoal.schema import Schema
     from shoal.status import Mesh, Model, Placement
-    from shoal.tasks import Classify, Document, Entities, Parts, ReadText, Regions, Relations
+    from shoal.tasks import Chunking, Classify, Document, Entities, Parts, ReadText, Regions, Relations, Span
     from shoal.transport.trust import Tls, TokenFile
 
 _MODULES = {
     "AsyncClient": "client",
+    "Chunk": "results",
+    "Chunking": "tasks",
+    "Chunks": "results",
     "Classify": "tasks",
     "Client": "client",
     "Delta": "results",
@@ -68,6 +73,7 @@ _MODULES = {
     "Schema": "schema",
     "ScoreResult": "results",
     "ShoalError": "errors",
+    "Span": "tasks",
     "Sparse": "results",
     "Tls": "transport.trust",
     "TokenFile": "transport.trust",
@@ -76,6 +82,9 @@ _MODULES = {
 
 __all__ = [
     "AsyncClient",
+    "Chunk",
+    "Chunking",
+    "Chunks",
     "Classify",
     "Client",
     "Delta",
@@ -99,6 +108,7 @@ __all__ = [
     "Schema",
     "ScoreResult",
     "ShoalError",
+    "Span",
     "Sparse",
     "Tls",
     "TokenFile",

@@ -19,12 +19,15 @@ MAX_LABELS: Final = 256
 """Labels of a list."""
 MAX_PARTS: Final = 64
 """Parts of an item: what one message of a conversation has."""
+MAX_SPANS: Final = 8192
+"""Spans of an item that is divided into chunks."""
 MAX_MESSAGES: Final = 130
 """Messages of a conversation: an instruction, 128 turns, and the message that is answered."""
 
 ITEMS: Final = Meta(max_length=MAX_ITEMS)
 LABELS: Final = Meta(max_length=MAX_LABELS)
 PARTS: Final = Meta(max_length=MAX_PARTS)
+SPANS: Final = Meta(max_length=MAX_SPANS)
 MESSAGES: Final = Meta(max_length=MAX_MESSAGES)
 
 

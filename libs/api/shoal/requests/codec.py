@@ -18,6 +18,7 @@ from google.protobuf import json_format
 
 from shoal.errors import InternalError
 from shoal.results import (
+    Chunks,
     Classification,
     DataType,
     EncodeResult,
@@ -182,7 +183,19 @@ def encode_result(response: inference_pb2.EncodeResponse) -> EncodeResult:
         _flat(Usage, response.usage),
         _flat(Timings, response.timings),
         response.model_revision,
+        _chunks=_chunks(response) if response.HasField("chunks") else None,
     )
+
+
+def _chunks(response: inference_pb2.EncodeResponse) -> Chunks:
+    message = response.chunks
+    starts, ends, tokens = _integers(message.starts), _integers(message.ends), _integers(message.tokens)
+    offsets = _bounds(message.offsets, len(starts))
+    if len(ends) != len(starts) or len(tokens) != len(starts) or (ends < starts).any():
+        raise ValueError(
+            f"{len(starts)} chunks have {len(ends)} ends and {len(tokens)} numbers of tokens, or end before they begin"
+        )
+    return Chunks(offsets, starts, ends, tokens)
 
 
 @_decoder

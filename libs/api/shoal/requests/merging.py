@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from shoal.errors import InternalError, ModelChanged
 from shoal.requests.skipping import NO_EXTRACTIONS, NO_SCORES
-from shoal.results import EncodeResult, ExtractResult, Numbers, Ragged, ScoreResult, Sparse, Timings, Usage, Vectors
+from shoal.results import Chunks, EncodeResult, ExtractResult, Numbers, Ragged, ScoreResult, Sparse, Timings, Usage, Vectors
 
 N = TypeVar("N", bound=np.number)
 
@@ -26,6 +26,7 @@ def merge_encode(parts: Sequence[EncodeResult]) -> EncodeResult:
         _usage([part.usage for part in parts]),
         _timings([part.timings for part in parts]),
         _revision([part.revision for part in parts]),
+        _chunks=_chunks([part.chunks for part in parts if part.is_divided]),
     )
 
 
@@ -106,6 +107,13 @@ def _sparse(parts: Sequence[Sparse]) -> Sparse | None:
     indices = _joined([part.indices for part in parts])
     shape = (sum(len(part) for part in parts), parts[0].shape[1])
     return Sparse(data, indices, _offsets([part.indptr for part in parts]), shape, any(part.truncated for part in parts))
+
+
+def _chunks(parts: Sequence[Chunks]) -> Chunks | None:
+    if not parts:
+        return None
+    starts, ends, tokens = (_joined([getattr(part, name) for part in parts]) for name in ("starts", "ends", "tokens"))
+    return Chunks(_offsets([part.offsets for part in parts]), starts, ends, tokens)
 
 
 def _usage(parts: Sequence[Usage]) -> Usage:
