@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from libs.errors import DeadlinePassed, InvalidInput
 from libs.models import EncodeWork
-from libs.models.text.processing.chunks import MAX_CHUNKS, divide
+from libs.models.text.processing.chunking.dividing import MAX_CHUNKS, divide
 from libs.models.text.tokenising.text import TextProcessor
 from libs.models.work import Chunking, ChunkMethod, Span
 from tests.parity.tokenizers import Style, tokenizer_of

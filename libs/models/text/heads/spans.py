@@ -1,7 +1,7 @@
 """Pools the token states of spans of a sequence: late chunking (Günther et al., arXiv 2409.04701).
 
 Every pooling that is served this way is a sum of weighted states: the mean, the mean by position, the last token's state. So a span
-that lies in several windows of a text is the sum of what each window gives, which `processing/span_pooling.py` adds up.
+that lies in several windows of a text is the sum of what each window gives, which `processing/chunking/span_pooling.py` adds up.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from libs.models.head import ModelHead
 from libs.models.text.heads.modules import dense_layers
 from libs.models.text.heads.spans import SpanHead
 from libs.models.text.kinds.kind import Parts
-from libs.models.text.processing.span_pooling import SPANS_HEAD, SpanPooling
+from libs.models.text.processing.chunking.span_pooling import SPANS_HEAD, SpanPooling
 
 
 def add_span_head(heads: dict[str, ModelHead], parts: Parts) -> SpanPooling | None:

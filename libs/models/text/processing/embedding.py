@@ -28,9 +28,9 @@ from libs.models.text.checks import (
     unsupported,
 )
 from libs.models.text.processing import answers
-from libs.models.text.processing.chunks import DEFAULT_TOKENS, divide
+from libs.models.text.processing.chunking.dividing import DEFAULT_TOKENS, divide
+from libs.models.text.processing.chunking.span_pooling import SPANS_HEAD, SpanPooling, Window
 from libs.models.text.processing.pooling import MOST_VECTORS
-from libs.models.text.processing.span_pooling import SPANS_HEAD, SpanPooling, Window
 from libs.models.text.processing.static import StaticLookup
 from libs.models.text.tokenising.late import Kept, LateFrame
 from libs.models.text.tokenising.text import TextProcessor, Where

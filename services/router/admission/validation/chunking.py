@@ -16,7 +16,7 @@ from libs.errors import InvalidInput
 from services.router.admission.validation import limits
 
 DEFAULT_TOKENS: Final = 512
-"""Of a chunk where the request does not say: the worker's own (libs/models/text/processing/chunks.py)."""
+"""Of a chunk where the request does not say: the worker's own (libs/models/text/processing/chunking/dividing.py)."""
 BYTES_A_TOKEN: Final = 4
 """Of a text, which most languages are near."""
 

@@ -161,7 +161,7 @@ CHUNKED: Final = Limit("an item's text that is divided into chunks", ("Chunking"
 CHUNKS: Final = Limit(
     "chunks of an item, and spans that it names (checked by workers, too)", ("Chunking", "Item.spans"), 8192, ENTRIES
 )
-"""The worker's own (libs/models/text/processing/chunks.py)."""
+"""The worker's own (libs/models/text/processing/chunking/dividing.py)."""
 REQUEST_CHUNKS: Final = Limit("chunks of a request, by their estimated number", ("Chunking", "Item.spans"), 65_536, ENTRIES)
 SPANNED: Final = Limit("the texts and contexts of an item's spans", ("Item.spans",), 4 * MIB, BYTES)
 """As many as an item's text may have: spans may overlap, and each is read."""
