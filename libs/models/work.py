@@ -76,8 +76,8 @@ class Span:
 class Chunking:
     """How texts are divided into chunks.
 
-    `max_tokens`: of a chunk, without special tokens, prompt and context; 0: as `dividing.py` chooses. `overlap`: tokens that a chunk
-    repeats of the one before. `late`: the model reads whole texts, and the states of a chunk's tokens are pooled.
+    `max_tokens`: of a chunk, without special tokens, prompt and context; 0: as `dividing.py` chooses. `overlap`: tokens that a
+    chunk repeats of the one before. `late`: the model reads whole texts, and the states of a chunk's tokens are pooled.
     """
 
     method: ChunkMethod = "sentences"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -75,6 +76,18 @@ class Call:
     @property
     def request_id(self) -> str:
         return self.metadata["x-request-id"]
+
+
+def _words_of(texts: Sequence[str]) -> inference_pb2.Chunks:
+    """Each word is a chunk, of a token a letter."""
+    found = [[match.span() for match in re.finditer(r"\S+", text)] for text in texts]
+    spans = [span for own in found for span in own]
+    return inference_pb2.Chunks(
+        offsets=np.cumsum([0, *map(len, found)]).tolist(),
+        starts=[start for start, _ in spans],
+        ends=[end for _, end in spans],
+        tokens=[end - start for start, end in spans],
+    )
 
 
 @dataclass
@@ -202,6 +215,9 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         response = inference_pb2.EncodeResponse(model_revision=revision, usage=_usage(texts), timings=_timings(number))
         forms = list(request.representations) or [inference_pb2.REPRESENTATION_DENSE]
         dimensions = request.dimensions or DIMENSIONS
+        if request.HasField("chunking"):
+            response.chunks.CopyFrom(_words_of(texts))
+            texts = [word for text in texts for word in text.split()]
         if inference_pb2.REPRESENTATION_DENSE in forms:
             dense = np.stack([vector_of(text)[:dimensions] for text in texts])
             response.dense.CopyFrom(wire.tensor(dense, request.data_type))

@@ -98,6 +98,34 @@ def test_encode_jsonl_to_jsonl_keeps_the_objects(run: Run, tmp_path: Path) -> No
     assert [(row["id"], row["body"], len(row["multi_vector"])) for row in rows] == [(1, "one two", 2), (2, "three", 1)]
 
 
+def test_encode_chunks(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"id": 1, "text": "one two"}\n{"id": 2, "text": "three"}\n')
+    asked = (
+        "encode",
+        MODEL,
+        "-i",
+        tmp_path / "in.jsonl",
+        "--chunk",
+        "tokens",
+        "--chunk-tokens",
+        "8",
+        "--chunk-overlap",
+        "2",
+        "--late",
+    )
+    assert run(*asked, "-o", tmp_path / "out.jsonl").code == 0
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [[chunk["text"] for chunk in row["chunks"]] for row in rows] == [["one", "two"], ["three"]]
+    assert [rows[0]["chunks"][1][name] for name in ("start", "end", "tokens")] == [4, 7, 3]
+    assert np.allclose(rows[0]["chunks"][1]["dense"], vector_of("two"))
+    assert run(*asked, "-o", tmp_path / "out.npz").code == 0
+    arrays = np.load(tmp_path / "out.npz")
+    assert (arrays["chunk_offsets"].tolist(), arrays["chunk_ends"].tolist(), len(arrays["dense"])) == ([0, 2, 3], [3, 7, 5], 3)
+    assert "three" in run(*asked).out
+    assert "where chunks are" in run(*asked, "-o", tmp_path / "out.npy").err
+    assert run("encode", MODEL, "x", "--late").code == 2
+
+
 def test_encode_stdin_to_stdout(run: Run) -> None:
     ran = run("encode", MODEL, "--input", "-", "--output", "-", stdin="one\ntwo\n")
     assert [json.loads(line)["text"] for line in ran.out.splitlines()] == ["one", "two"]
