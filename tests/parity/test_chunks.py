@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models import EncodeResult, EncodeWork, PackedModel, Role, load_model
 from libs.models.work import Chunking, ChunkMethod, Span
+from services.local.settings import packaged_minilm
 from tests.parity.checkpoints import Kind, SentenceFiles, write_checkpoint
+from tests.parity.test_hybrid import write_m3
 from tests.support.texts import texts
 
 # transformers and its dependencies warn of their own future.
@@ -200,6 +202,33 @@ def test_a_prompt_that_the_model_does_not_pool_is_of_no_chunk(tmp_path: Path) ->
         (whole,) = encode(model, EncodeWork([text], role=role))
         late = EncodeWork([text], role=role, chunking=Chunking("spans", late=True), spans=((Span(0, len(text)),),))
         assert worst(dense(encode(model, late)[0]), dense(whole)) <= 1e-5
+
+
+def test_late_chunks_of_a_published_model() -> None:
+    """MiniLM's weights, within its 256 tokens and beyond them."""
+    directory = packaged_minilm()
+    assert directory is not None
+    model, chunking = load(directory), Chunking(max_tokens=50, late=True)
+    reference = Reference(directory, model.max_tokens, 256)
+    for text in (LONG[:600], LONG):
+        (late,) = encode(model, EncodeWork([text], chunking=chunking))
+        theirs = finished(directory, reference.vectors(text, spans_of(late), "mean_tokens", ""))
+        assert worst(dense(late), theirs) <= 1e-5
+
+
+def test_a_model_of_several_forms_has_late_dense_vectors(tmp_path: Path) -> None:
+    directory = write_m3(tmp_path)
+    model = load(directory)
+    (late,) = encode(model, EncodeWork([LONG], representations=("dense",), chunking=Chunking(max_tokens=20, late=True)))
+    reference = Reference(directory, model.max_tokens, 256)
+    theirs = finished(directory, reference.vectors(LONG, spans_of(late), "cls_token", ""))
+    assert worst(dense(late), theirs) <= 1e-5
+    (plain,) = encode(model, EncodeWork([LONG], representations=model.card.representations, chunking=Chunking(max_tokens=20)))
+    assert plain.sparse is not None
+    assert plain.multi_vector is not None
+    assert len(plain.sparse.offsets) == len(plain.multi_vector.offsets) == len(dense(plain)) + 1
+    with pytest.raises(TaskNotSupported):
+        model.prepare(EncodeWork([LONG], representations=("sparse",), chunking=Chunking(late=True)))
 
 
 @pytest.mark.parametrize("method", ["sentences", "tokens", "markdown"])
