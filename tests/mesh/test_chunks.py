@@ -79,6 +79,12 @@ def test_chunks_have_all_forms_of_the_model(client: shoal.Client) -> None:
     alone = client.encode(LATE_INTERACTION, pieces, role="document").multi_vector
     assert relative_error(np.asarray(result.multi_vector.values), np.asarray(alone.values)) <= 1e-5
     assert len(result.multi_vector) == len(pieces)
+    # Within the model's length, late chunks have the token vectors of the whole text.
+    whole = client.encode(LATE_INTERACTION, ["One sentence. Two."], role="document").multi_vector
+    asked = Chunking("spans", late=True, spans=[[(0, 4), (4, 14), (14, 18)]])
+    late = client.encode(LATE_INTERACTION, ["One sentence. Two."], role="document", chunking=asked)
+    assert len(late.multi_vector) > 1
+    assert relative_error(np.asarray(late.multi_vector.values), np.asarray(whole.values)) <= 1e-5
 
 
 def test_many_texts_are_streamed_as_jobs(client: shoal.Client) -> None:
@@ -111,7 +117,7 @@ def test_refusals_name_the_field(client: shoal.Client) -> None:
             client.encode(MINILM, TEXTS, chunking=asked)
         assert caught.value.field == field
     with pytest.raises(TaskNotSupported) as refusal:
-        client.encode(LATE_INTERACTION, TEXTS, chunking=Chunking(late=True))
+        client.encode("random/model2vec-embed", TEXTS, chunking=Chunking(late=True))
     assert refusal.value.field == "chunking.late"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -227,6 +228,20 @@ def test_a_model_of_several_forms_has_late_dense_vectors(tmp_path: Path) -> None
     assert plain.sparse is not None
     assert plain.multi_vector is not None
     assert len(plain.sparse.offsets) == len(plain.multi_vector.offsets) == len(dense(plain)) + 1
+    # Within the model's length the token vectors of chunks that leave nothing out are those of the text, one after the other.
+    ends = (0, 9, 30, 31, 60, len(SHORT))
+    spans = (tuple(Span(start, end) for start, end in pairwise(ends)),)
+    asked = EncodeWork([SHORT], representations=("dense", "multi_vector"), chunking=Chunking("spans", late=True), spans=spans)
+    (both,), (whole,) = encode(model, asked), encode(model, EncodeWork([SHORT], representations=("dense", "multi_vector")))
+    assert both.multi_vector is not None
+    assert whole.multi_vector is not None
+    assert len(both.multi_vector.offsets) == len(dense(both)) + 1 > 4
+    rows, wanted = both.multi_vector.values.values.astype(np.float32), whole.multi_vector.values.values.astype(np.float32)
+    assert worst(rows, wanted) <= 1e-5
+    (beyond,) = encode(model, EncodeWork([LONG], representations=("multi_vector",), chunking=Chunking(max_tokens=20, late=True)))
+    assert beyond.multi_vector is not None
+    assert beyond.chunks is not None
+    assert np.diff(beyond.multi_vector.offsets).sum() == sum(beyond.chunks.tokens) - 1, "all but the first token's"
     with pytest.raises(TaskNotSupported):
         model.prepare(EncodeWork([LONG], representations=("sparse",), chunking=Chunking(late=True)))
 

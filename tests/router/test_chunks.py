@@ -90,6 +90,9 @@ def test_a_long_text_costs_all_of_its_tokens_and_what_chunks_repeat() -> None:
     assert check_encode(request(spanned(*[(0, 1000)] * 50, text="x" * 1000), method=SPANS, late=True), None).items == [
         1000 + 50_000 // 16
     ]
+    late = request(spanned(*[(0, 1000)] * 50, text="x" * 1000), method=SPANS, late=True)
+    late.representations.append(pb.REPRESENTATION_MULTI_VECTOR)
+    assert check_encode(late, None).items == [50_000]
     assert control.price(Sizes([100_000]), known, pb.TRUNCATION_END)[0][0] < 700
 
 

@@ -16,6 +16,7 @@ from libs.models.text.kinds.kind import Built, Parts
 from libs.models.text.kinds.spans import add_span_head
 from libs.models.text.kinds.state import HeadState
 from libs.models.text.processing.asymmetric import QUERY_HEAD, AsymmetricProcessor
+from libs.models.text.processing.chunking.span_pooling import SpanPooling
 from libs.models.text.processing.embedding import EmbeddingProcessor
 from libs.models.text.processing.latent import LatentProcessor
 from libs.models.text.registry import build_encoder
@@ -38,12 +39,12 @@ def build(parts: Parts) -> Built:
     layers = dense_layers(card, parts.directory, parts.state, parts.device)
     heads: dict[str, ModelHead] = {}
     late = None
-    spans = None
     if card.kind == "dense":
         heads["dense"] = PooledHead(card.pooling, layers)
         spans = add_span_head(heads, parts)
     else:
         heads["multi_vector"] = TokenHead(layers)
+        spans = SpanPooling()
     if card.late is not None:
         fill = special_token(parts.root, "mask_token") or special_token(parts.root, "eos_token")
         late = LateFrame(card.late, text, fill)

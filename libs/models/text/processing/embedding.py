@@ -110,8 +110,8 @@ class EmbeddingProcessor:
 
     def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
         work = prepared.work
-        if isinstance(work, EncodeWork) and prepared.head == SPANS_HEAD:
-            return self._late_vectors(work, cast(_Notes, prepared.notes), cast("Sequence[Array]", outputs), go_on)
+        if isinstance(work, EncodeWork) and cast(_Notes, prepared.notes).windows:
+            return self._late_vectors(work, prepared, outputs, go_on)
         forms = self._forms(prepared, outputs)
         match work:
             case EncodeWork():
@@ -179,44 +179,62 @@ class EmbeddingProcessor:
 
     def _late_chunks(self, work: EncodeWork, forms: Sequence[Representation], prompt: str, go_on: GoOn) -> Prepared:
         """The windows of each text, whose token states are pooled by chunk."""
-        if self._spans is None:
-            pooled = "the pooling of its vectors" if self._card.kind == "dense" else "its vectors"
-            raise TaskNotSupported(f"{self._card.model} has no late chunks, because of {pooled}", field="chunking.late")
-        if tuple(forms) != ("dense",):
-            raise TaskNotSupported("late chunks have dense vectors alone", field="representations")
-        if any(work.contexts) or any(span.context for spans in work.spans for span in spans):
+        spans = self._spans
+        if spans is None or ("dense" in forms and not spans.has_vectors):
+            raise TaskNotSupported(f"{self._card.model} has no late chunks, by the way it pools", field="chunking.late")
+        if "sparse" in forms:
+            raise TaskNotSupported("late chunks have dense vectors and multi-vectors alone", field="representations")
+        if self._late is not None and work.role == "query" and "multi_vector" in forms:
+            raise InvalidInput("late chunks are of documents: a query has none", field="role")
+        if any(work.contexts) or any(span.context for own in work.spans for span in own):
             raise InvalidInput("late chunks have no context but their text: leave it empty", field="items[0].context")
         adapter = adapter_of(self._card, work.role, work.adapter)
         divided, windows, tokens = [], [], list[int]()
         for index, text in enumerate(work.texts):
             go_on()
-            spans = divide(self._text, work, index, DEFAULT_TOKENS, go_on)
+            chunks = divide(self._text, work, index, DEFAULT_TOKENS, go_on)
             go_on()
-            found, counts = self._spans.windows(
+            found, counts = spans.windows(
                 self._text.encode_whole(text, prompt),
-                spans,
-                self._text.limit,
+                chunks,
+                self.longest(work.role),
                 pools_prompt=self._card.pool_prompt or not prompt,
                 path=item_path(index),
             )
-            divided.append(spans)
+            divided.append(chunks)
             windows.append(tuple(replace(one, sequence=replace(one.sequence, adapter=adapter)) for one in found))
             tokens += counts
+            if work.pooling_factor > 1 and max(counts) > MOST_VECTORS:
+                message = f"{item_path(index)} has a chunk of {max(counts):,} tokens; pooled are at most {MOST_VECTORS:,}"
+                raise InputTooLong(message, field=item_path(index))
         sequences = [one.sequence for own in windows for one in own]
         paths = tuple(item_path(index) for index, own in enumerate(windows) for _ in own)
-        notes = _Notes([None] * len(sequences), [], _table(divided, tokens), tuple(windows))
-        return Prepared(work, SPANS_HEAD, sequences, notes, fields=paths)
+        masks = [None if self._late is None else self._late.kept(sequence, "document") for sequence in sequences]
+        head = "+".join(SPANS_HEAD if form == "dense" else form for form in forms)
+        return Prepared(work, head, sequences, _Notes(masks, [], _table(divided, tokens), tuple(windows)), fields=paths)
 
-    def _late_vectors(self, work: EncodeWork, notes: _Notes, outputs: Sequence[Array], go_on: GoOn) -> EncodeResult:
+    def _late_vectors(self, work: EncodeWork, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn) -> EncodeResult:
+        notes, names = cast(_Notes, prepared.notes), prepared.head.split("+")
         if self._spans is None or notes.chunks is None:
             raise TypeError("the job was not prepared for late chunks")
-        rows: list[Array] = []
+        columns = _columns(names, outputs)
+        dense: list[Array] = []
+        tokens: list[Array] = []
         first, offsets = 0, notes.chunks.offsets
         for index, own in enumerate(notes.windows):
             go_on()
-            rows += list(self._spans.vectors(own, outputs[first : first + len(own)], offsets[index + 1] - offsets[index]))
+            here, count = slice(first, first + len(own)), offsets[index + 1] - offsets[index]
+            if SPANS_HEAD in columns:
+                dense += list(self._spans.vectors(own, cast("Sequence[Array]", columns[SPANS_HEAD][here]), count))
+            if "multi_vector" in columns:
+                rows = cast("Sequence[Array]", columns["multi_vector"][here])
+                tokens += self._spans.token_rows(own, rows, notes.masks[here], count)
             first += len(own)
-        return EncodeResult(dense=answers.dense_rows(work, self._card, rows), chunks=notes.chunks)
+        return EncodeResult(
+            dense=answers.dense_rows(work, self._card, dense) if dense else None,
+            multi_vector=answers.token_rows(work, self._card, tokens, go_on) if tokens else None,
+            chunks=notes.chunks,
+        )
 
     def _is_static(self, role: Role) -> bool:
         queries = None if self._card.sparse is None else self._card.sparse.queries
@@ -271,9 +289,8 @@ class EmbeddingProcessor:
         return Framed(sequences, [None] * len(sequences))
 
     def _forms(self, prepared: Prepared, outputs: Sequence[Output]) -> _Forms:
-        notes, names = cast(_Notes, prepared.notes), prepared.head.split("+")
-        each = [outputs] if len(names) == 1 else list(zip(*cast("Sequence[tuple[Output, ...]]", outputs), strict=True))
-        columns: Mapping[str, Sequence[Output]] = dict(zip(names, each, strict=False))
+        notes = cast(_Notes, prepared.notes)
+        columns = _columns(prepared.head.split("+"), outputs)
         sparse = [*notes.found, *cast("Sequence[SparseRow]", columns.get("sparse", ()))]
         rows = zip(cast("Sequence[Array]", columns.get("multi_vector", ())), notes.masks, strict=False)
         return _Forms(
@@ -308,6 +325,12 @@ class EmbeddingProcessor:
     @property
     def _columns(self) -> int:
         return 0 if self._card.sparse is None else self._card.sparse.columns
+
+
+def _columns(names: Sequence[str], outputs: Sequence[Output]) -> Mapping[str, Sequence[Output]]:
+    """The outputs of each head, for all sequences."""
+    each = [outputs] if len(names) == 1 else list(zip(*cast("Sequence[tuple[Output, ...]]", outputs), strict=True))
+    return dict(zip(names, each, strict=False))
 
 
 def asked_forms(work: EncodeWork, card: Card) -> tuple[Representation, ...]:

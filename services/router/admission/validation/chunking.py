@@ -33,8 +33,8 @@ class Divided:
     chunks: int
 
 
-def check(request: pb.EncodeRequest) -> list[Divided]:
-    """Raises InvalidInput."""
+def check(request: pb.EncodeRequest, *, has_token_vectors: bool) -> list[Divided]:
+    """Raises InvalidInput. `has_token_vectors`: the answer has a vector for each token of each chunk."""
     chunking = request.chunking
     if chunking.method and chunking.method not in pb.Chunking.Method.values():
         message = f"chunking.method is {chunking.method}, which is none of {', '.join(pb.Chunking.Method.keys())}"
@@ -48,7 +48,8 @@ def check(request: pb.EncodeRequest) -> list[Divided]:
     if 2 * chunking.overlap > (chunking.max_tokens or DEFAULT_TOKENS):
         message = f"chunking.overlap is {chunking.overlap}; at most half of max_tokens is allowed"
         raise InvalidInput(message, field="chunking.overlap")
-    found = [_item(item, f"items[{index}]", chunking, by_spans=by_spans) for index, item in enumerate(request.items)]
+    is_pooled = chunking.late and not has_token_vectors
+    found = [_item(item, f"items[{index}]", chunking, by_spans, is_pooled) for index, item in enumerate(request.items)]
     _check_count(sum(item.chunks for item in found), limits.REQUEST_CHUNKS, "items")
     return found
 
@@ -61,7 +62,7 @@ def _check_count(chunks: int, limit: limits.Limit, path: str) -> None:
         raise InvalidInput(message, field=path)
 
 
-def _item(item: pb.Item, path: str, chunking: pb.Chunking, *, by_spans: bool) -> Divided:
+def _item(item: pb.Item, path: str, chunking: pb.Chunking, by_spans: bool, is_pooled: bool) -> Divided:
     if item.parts and (len(item.parts) > 1 or item.parts[0].WhichOneof("content") != "text"):
         raise InvalidInput(f"{path} has parts, and only a text can be divided", field=f"{path}.parts")
     if item.WhichOneof("content") == "image":
@@ -78,14 +79,14 @@ def _item(item: pb.Item, path: str, chunking: pb.Chunking, *, by_spans: bool) ->
         most = chunking.max_tokens or DEFAULT_TOKENS
         chunks = size // (BYTES_A_TOKEN * (most - chunking.overlap)) + 1
         _check_count(chunks, limits.CHUNKS, f"{path}.text")
-        repeated = 0 if chunking.late else size * chunking.overlap // (most - chunking.overlap)
+        repeated = 0 if is_pooled else size * chunking.overlap // (most - chunking.overlap)
         return Divided(size + repeated + chunks * _utf8(item.context), chunks)
     if not item.spans:
         raise InvalidInput(f"{path}.spans are required for chunking.method SPANS", field=f"{path}.spans")
     limits.CHUNKS.check(len(item.spans), f"{path}.spans")
     read = _spanned(item.spans, f"{path}.spans", len(text), size, is_late=chunking.late) + len(item.spans) * _utf8(item.context)
     limits.SPANNED.check(read, f"{path}.spans")
-    return Divided(size + read // POOLED if chunking.late else read, len(item.spans))
+    return Divided(size + read // POOLED if is_pooled else read, len(item.spans))
 
 
 def _spanned(spans: Sequence[pb.Span], path: str, characters: int, size: int, *, is_late: bool) -> int:

@@ -112,7 +112,8 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
     sizes = Sizes(items.sizes, each=_utf8(request.instruction), pictures=items.pictures, once_pictures=shared)
     if divides:
         _refuse_chunks_of(card)
-        divided = chunking.check(request)
+        forms = request.representations or (card.representations[:1] if card is not None else ())
+        divided = chunking.check(request, has_token_vectors=pb.REPRESENTATION_MULTI_VECTOR in forms)
         sizes = replace(sizes, items=[item.bytes for item in divided], chunks=[item.chunks for item in divided])
     return _readable(sizes, "items")
 

@@ -11,7 +11,7 @@ special tokens and the prompt, as any sequence of the model has.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -22,6 +22,7 @@ from libs.catalog.card import PoolingMode
 from libs.errors import InvalidInput
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.text.heads.spans import SpanRows
+from libs.models.text.tokenising.late import Kept
 from libs.models.text.tokenising.text import WholeText
 from libs.models.work import InputSequence, Span
 
@@ -39,16 +40,21 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A sequence of a text, and which of the text's chunks it has a part of, in the order of its output."""
+    """A sequence of a text, and which of the text's chunks it has a part of, in the order of its output.
+
+    `rows`: [chunks, 2], the first token of the sequence that each of these chunks has, and the end.
+    """
 
     sequence: InputSequence
     chunks: NDArray[np.int64]
+    rows: NDArray[np.int64]
 
 
 class SpanPooling:
-    """How a model pools spans. `layers`: those after the pooling, on the CPU, for threads that finish answers."""
+    """How a model pools spans; not at all without `modes`, but its token vectors are those of spans. `layers`: those after the
+    pooling, on the CPU, for threads that finish answers."""
 
-    def __init__(self, modes: Sequence[PoolingMode], layers: Sequence[HeadLinear]) -> None:
+    def __init__(self, modes: Sequence[PoolingMode] = (), layers: Sequence[HeadLinear] = ()) -> None:
         self._modes = tuple(modes)
         self._layers = tuple(layers)
 
@@ -56,6 +62,11 @@ class SpanPooling:
     def is_able(modes: Sequence[PoolingMode]) -> bool:
         """Whether spans can be pooled by these."""
         return bool(modes) and SPAN_POOLINGS.issuperset(modes)
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether a span has a dense vector."""
+        return bool(self._modes)
 
     def windows(
         self, whole: WholeText, spans: Sequence[Span], limit: int, *, pools_prompt: bool, path: str
@@ -92,23 +103,36 @@ class SpanPooling:
         found: Array = pooled.numpy()
         return found
 
+    @staticmethod
+    def token_rows(windows: Sequence[Window], outputs: Sequence[Array], kept: Sequence[Kept], chunks: int) -> list[Array]:
+        """The token vectors of each chunk of a text. `kept`: which of each window's are returned (None: all)."""
+        parts: list[list[Array]] = [[] for _ in range(chunks)]
+        for window, rows, mask in zip(windows, outputs, kept, strict=True):
+            for chunk, (low, high) in zip(window.chunks.tolist(), window.rows.tolist(), strict=True):
+                own = rows[low:high]
+                parts[chunk].append(own if mask is None else own[mask[low:high]])
+        return [np.concatenate(own) for own in parts]
+
     def _window(self, whole: WholeText, ranges: NDArray[np.int64], text: tuple[int, int], owned: tuple[int, int]) -> Window:
         """`text`: the window's first token of the text and its end; `owned`: rows of the whole text that are pooled from it."""
         begin, end = whole.first + text[0], whole.first + text[1]
         kept = np.concatenate((np.arange(whole.first), np.arange(begin, end), np.arange(whole.end, len(whole.ids))))
         lows, highs = np.maximum(ranges[:, 0], owned[0]), np.minimum(ranges[:, 1], owned[1])
         chunks = np.flatnonzero(lows < highs)
-        rows, weights, counts = [], [], []
-        for chunk in chunks:
-            places = np.arange(lows[chunk], highs[chunk])
-            rows.append(np.searchsorted(kept, places))
-            weights.append(self._weights(places - ranges[chunk, 0], int(ranges[chunk, 1] - ranges[chunk, 0])))
-            counts.append(len(places))
-        if not rows:
-            return Window(InputSequence(whole.ids[kept]), chunks)
-        spans = SpanRows(np.concatenate(rows).astype(np.int32), np.concatenate(weights), np.array(counts, np.int32))
+        counts = highs[chunks] - lows[chunks]
+        begins = np.searchsorted(kept, lows[chunks])
         types = None if whole.type_ids is None else whole.type_ids[kept]
-        return Window(InputSequence(whole.ids[kept], types, input=spans), chunks)
+        sequence = InputSequence(whole.ids[kept], types)
+        places = np.stack((begins, begins + counts), axis=1)
+        if not self._modes or not len(chunks):
+            return Window(sequence, chunks, places)
+        rows = np.concatenate([np.arange(low, high, dtype=np.int32) for low, high in places.tolist()])
+        weights = [
+            self._weights(np.arange(lows[chunk], highs[chunk]) - ranges[chunk, 0], int(ranges[chunk, 1] - ranges[chunk, 0]))
+            for chunk in chunks
+        ]
+        spans = SpanRows(rows, np.concatenate(weights), counts.astype(np.int32))
+        return Window(replace(sequence, input=spans), chunks, places)
 
     def _weights(self, places: NDArray[np.int64], count: int) -> NDArray[np.float32]:
         """[places, poolings]: the weights of some tokens of a chunk of `count`, by their places in it."""
