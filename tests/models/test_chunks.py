@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import get_args
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from libs.errors import DeadlinePassed, InvalidInput
 from libs.models import EncodeWork
 from libs.models.text.processing.chunking.dividing import MAX_CHUNKS, divide
-from libs.models.text.tokenising.text import TextProcessor
+from libs.models.text.tokenising.text import LONG_CHARACTERS, TextProcessor
 from libs.models.work import Chunking, ChunkMethod, Span
 from tests.parity.tokenizers import Style, tokenizer_of
 from tests.support.texts import texts
@@ -119,3 +120,12 @@ def test_a_job_that_is_cancelled_is_divided_no_further(method: ChunkMethod) -> N
     work = EncodeWork([LONG * 20], chunking=Chunking(method, max_tokens=20))
     with pytest.raises(DeadlinePassed):
         divide(processor("bert"), work, 0, 500, go_on)
+
+
+def test_long_texts_are_tokenised_at_once_by_no_more_than_one_thread() -> None:
+    """Two threads with one long text each get what one gets."""
+    text, own = processor("bert"), "one two three. " * (LONG_CHARACTERS // 12)
+    chunking = Chunking("tokens", max_tokens=400)
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda _: divided(text, own, chunking), range(2))
+    assert first == second == divided(text, own, chunking)

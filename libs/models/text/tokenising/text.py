@@ -8,8 +8,11 @@ Of a long text no more is tokenised than that takes (`cutting.py`), and many tex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +25,11 @@ from libs.models.work import GoOn, InputSequence, Truncation, go_on_anyway
 
 Where = Callable[[int], str]
 """The path of text i in the job, such as `items[3].text`."""
+
+
+LONG_CHARACTERS: Final = 128 << 10
+"""A longer text is tokenised whole only while no other one is: one of 1 MiB may have a million tokens, which take 0.8 GB."""
+_LONG_TEXT: Final = Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +175,14 @@ class TextProcessor:
             yield _int32(part.encoding.ids), part.is_whole
 
     def encode_whole(self, text: str, prompt: str = "") -> WholeText:
-        """All tokens of a text, which is not truncated. Blocking, in one call that cannot yield, without the interpreter's lock."""
+        """All tokens of a text, which is not truncated. Blocking, in one call that cannot yield, without the interpreter's lock.
+
+        The library takes some 700 bytes a token meanwhile, so long texts are read one at a time in a process.
+        """
+        with _LONG_TEXT if len(text) > LONG_CHARACTERS else nullcontext():
+            return self._whole(text, prompt)
+
+    def _whole(self, text: str, prompt: str) -> WholeText:
         encoding: Encoding = self._tokenizer.encode_batch([prompt + text])[0]
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) - len(prompt)
         mask = np.array(encoding.special_tokens_mask, dtype=np.bool_)
