@@ -35,7 +35,7 @@ def build(parts: Parts) -> Built:
     if card.late is not None:
         heads["multi_vector"] = TokenHead([_layer(parts, TOKENS_FILE, card.multi_vector_dimensions)])
         late = LateFrame(card.late, text, "")
-    return Built(heads, EmbeddingProcessor(card, text, late))
+    return Built(heads, EmbeddingProcessor(card, text, late), text.tokenizer)
 
 
 def _layer(parts: Parts, file: str, width: int, *, rectified: bool = False) -> HeadLinear:
