@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from shoal.schema import Schema
     from shoal.status import Mesh, Model, Placement
     from shoal.tasks import Classify, Document, Entities, Parts, ReadText, Regions, Relations
+    from shoal.tokens import DetokenizeResult, TokenizeResult, Tokens
     from shoal.transport.trust import Tls, TokenFile
 
 _MODULES = {
@@ -48,6 +49,7 @@ _MODULES = {
     "Classify": "tasks",
     "Client": "client",
     "Delta": "results",
+    "DetokenizeResult": "tokens",
     "Document": "tasks",
     "EncodeResult": "results",
     "Entities": "tasks",
@@ -71,6 +73,8 @@ _MODULES = {
     "Sparse": "results",
     "Tls": "transport.trust",
     "TokenFile": "transport.trust",
+    "TokenizeResult": "tokens",
+    "Tokens": "tokens",
     "ToolCall": "results",
 }
 
@@ -79,6 +83,7 @@ __all__ = [
     "Classify",
     "Client",
     "Delta",
+    "DetokenizeResult",
     "Document",
     "EncodeResult",
     "Entities",
@@ -102,6 +107,8 @@ __all__ = [
     "Sparse",
     "Tls",
     "TokenFile",
+    "TokenizeResult",
+    "Tokens",
     "ToolCall",
     "__version__",
     "errors",

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
@@ -79,8 +81,9 @@ class TokenProcessor:
             return Tokenization(count, kept_tokens, _NONE, _NONE, _NONE)
         mask = encoding.special_tokens_mask
         before, after = run_of_ones(mask), run_of_ones(reversed(mask))
-        if before == count:  # nothing but special tokens
-            after = 0
+        if before == count:  # The text has no tokens, so the mask does not say on which side of it the special ones are.
+            before = min(self._leading, count)
+            after = count - before
         kept = self._kept(count, before, after, work.truncation)
         offsets = np.array(encoding.offsets, np.uint32).reshape(-1, 2)
         kept_start, kept_end = 0, len(work.texts[number])
@@ -105,6 +108,11 @@ class TokenProcessor:
             kept_start=kept_start,
             kept_end=kept_end,
         )
+
+    @cached_property
+    def _leading(self) -> int:
+        """How many special tokens stand before a text."""
+        return run_of_ones(self._tokenizer.encode("a").special_tokens_mask)
 
     def _names(self, ids: NDArray[np.uint32]) -> tuple[str, ...]:
         """The vocabulary's names, which the encoding has not for unknown tokens: there it has the text."""
