@@ -9,7 +9,10 @@ import shoal
 import transformers
 from shoal.errors import InputTooLong, InvalidInput, ModelNotFound
 
+from services.edge.app import running
+from services.edge.settings import Settings
 from services.local.settings import MINILM
+from tests.edge.parts import Http
 from tests.support.cluster import Cluster
 from tests.support.texts import texts
 
@@ -91,3 +94,25 @@ def test_a_model_is_loaded_for_its_tokenizer(client: shoal.Client) -> None:
     with pytest.raises(InvalidInput) as caught:
         client.tokenize(MINILM, ["a", "\ud800"])
     assert caught.value.field == "texts[1]"
+
+
+async def test_the_edge_answers_as_tei_and_vllm_do(mesh: Cluster, reference: transformers.PreTrainedTokenizerBase) -> None:
+    settings = Settings(edge_id="edge", address="127.0.0.1:0", routers=tuple(mesh.addresses), deadline_seconds=120.0)
+    async with running(settings) as address:
+        http = Http(address)
+        tei = (await http.post(f"/tei/{MINILM}/tokenize", {"inputs": TEXTS})).json
+        for text, tokens in zip(TEXTS, tei, strict=True):
+            wanted = reference(text, return_offsets_mapping=True, truncation=False)
+            assert [token["id"] for token in tokens] == wanted["input_ids"]
+            assert [token["special"] for token in tokens] == [True, *[False] * (len(tokens) - 2), True]
+            assert (tokens[0]["text"], tokens[0]["start"]) == ("[CLS]", None)
+            for token, (start, end) in list(zip(tokens, wanted["offset_mapping"], strict=True))[1:-1]:
+                assert token["text"] == text[start:end] == text.encode()[token["start"] : token["stop"]].decode()
+        ids = [[token["id"] for token in tokens] for tokens in tei]
+        decoded = (await http.post(f"/tei/{MINILM}/decode", {"ids": ids})).json
+        assert decoded == [reference.decode(one, skip_special_tokens=True, clean_up_tokenization_spaces=False) for one in ids]
+        told = (await http.post("/tokenize", {"model": MINILM, "prompt": TEXTS[40], "return_token_strs": True})).json
+        assert (told["tokens"], told["max_model_len"], told["count"]) == (ids[40], LIMIT, len(ids[40]))
+        assert told["token_strs"] == reference.convert_ids_to_tokens(ids[40])
+        back = (await http.post("/detokenize", {"model": MINILM, "tokens": ids[40]})).json
+        assert back == {"prompt": reference.decode(ids[40], clean_up_tokenization_spaces=False)}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.results import Timings, Usage
+
+TokenIds = Sequence[int] | npt.NDArray[np.integer]
+"""The ids of one text's tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from shoal.requests.arguments import PRIORITIES, TRUNCATIONS, Options, enum_valu
 from shoal.requests.merging import merge_detokenize, merge_tokenize
 from shoal.requests.plan import Plan, SingleReply
 from shoal.results import Skipped
-from shoal.tokens import DetokenizeResult, TokenizeResult
+from shoal.tokens import DetokenizeResult, TokenIds, TokenizeResult
 from shoal.transport.methods import DETOKENIZE, TOKENIZE
 from shoal.v1 import inference_pb2 as pb
 
@@ -71,7 +71,7 @@ class DetokenizePlan(Plan[pb.DetokenizeRequest, pb.DetokenizeResponse, Detokeniz
 
     method, name = DETOKENIZE, "sequences"
 
-    def __init__(self, ids: Sequence[int] | Sequence[Sequence[int]], options: Options, *, skip_special: bool) -> None:
+    def __init__(self, ids: TokenIds | Sequence[TokenIds], options: Options, *, skip_special: bool) -> None:
         self._frame = message(
             pb.DetokenizeRequest,
             model=options.model,
@@ -81,7 +81,7 @@ class DetokenizePlan(Plan[pb.DetokenizeRequest, pb.DetokenizeResponse, Detokeniz
         )
         given = list(ids)
         is_flat = bool(given) and not hasattr(given[0], "__len__")
-        self._sequences = cast("list[Sequence[int]]", [given] if is_flat else given)
+        self._sequences = cast("list[TokenIds]", [given] if is_flat else given)
         super().__init__([_ID_LENGTH * len(one) for one in self._sequences], None, repeated_bytes=self._frame.ByteSize())
 
     def build(self, places: Sequence[int]) -> pb.DetokenizeRequest:

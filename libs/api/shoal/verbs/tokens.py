@@ -8,7 +8,7 @@ from shoal.calls.caller import Progress
 from shoal.requests.arguments import Options
 from shoal.requests.tokens import DetokenizePlan, TokenizePlan
 from shoal.tasks import Priority, Truncation
-from shoal.tokens import DetokenizeResult, TokenizeResult
+from shoal.tokens import DetokenizeResult, TokenIds, TokenizeResult
 from shoal.verbs.base import ClientBase
 
 
@@ -41,7 +41,7 @@ async def tokenize(
 async def detokenize(
     client: ClientBase,
     model: str,
-    ids: Sequence[int] | Sequence[Sequence[int]],
+    ids: TokenIds | Sequence[TokenIds],
     *,
     skip_special_tokens: bool = False,
     pool: str = "",
