@@ -210,6 +210,9 @@ def _tei_tokenize(received: Received) -> Question:
     )
 
     def answer(reply: pb.TokenizeResponse) -> Answer:
+        if len(reply.results) != len(texts):
+            raise Problem("INTERNAL", f"the mesh answered {len(texts)} texts with the tokens of {len(reply.results)}")
+
         def piece(first: int, last: int) -> bytes:
             return json_of([tei_tokens(texts[index], reply.results[index]) for index in range(first, last)])[1:-1]
 
