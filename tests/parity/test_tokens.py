@@ -6,14 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
-from libs.errors import InputTooLong, InvalidInput
-from libs.models import PackedModel
+from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
+from libs.models import PackedModel, load_served_model
 from libs.models.results import DetokenizeResult, Tokenization, TokenizeResult
 from libs.models.text.tokens import TokenProcessor
-from libs.models.work import DetokenizeWork, TokenizeWork, Truncation
+from libs.models.work import DetokenizeWork, TokenizeWork, Truncation, go_on_anyway
+from tests.generation.served import write
+from tests.parity import image_models
 from tests.parity.checkpoints import Kind, SentenceFiles, write_checkpoint
+from tests.parity.image_repositories import write_repository
 from tests.parity.test_heads import load
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -139,3 +143,39 @@ def test_long_names_make_no_answer_beyond_what_a_router_allows(tmp_path: Path) -
     with pytest.raises(InputTooLong) as caught:
         model.prepare(DetokenizeWork([np.full(2000, number, np.uint32)]))
     assert caught.value.field == "sequences[0]"
+
+
+def test_models_of_images_and_texts_tokenize_and_those_of_images_alone_do_not(tmp_path: Path) -> None:
+    write_repository("clip", tmp_path / "clip")
+    (item,) = tokenize(load(tmp_path / "clip"), TokenizeWork(["a red boat"]))
+    assert item.ids.tolist() == transformers.AutoTokenizer.from_pretrained(tmp_path / "clip")("a red boat")["input_ids"]
+    image_models.write_checkpoint("vit", tmp_path / "vit")
+    with pytest.raises(TaskNotSupported, match="has no tokenizer"):
+        load(tmp_path / "vit").prepare(TokenizeWork(["a red boat"]))
+
+
+def test_models_that_write_tokenize_without_a_forward_pass(tmp_path: Path) -> None:
+    write("qwen3", tmp_path)
+    writer = load_served_model(tmp_path, "test/writer", torch.device("cpu"), torch.float32)
+    prepared = writer.prepare(TokenizeWork(["a text"]), go_on_anyway)
+    result = writer.finish(prepared, [])
+    assert isinstance(result, TokenizeResult)
+    assert result.items[0].ids.tolist() == transformers.AutoTokenizer.from_pretrained(tmp_path)("a text")["input_ids"]
+    assert not prepared.sequences
+
+
+def test_preparation_is_cancelled_between_slices(model: PackedModel) -> None:
+    """A job that nobody waits for ends before the next slice of its texts."""
+    calls = 0
+
+    def cancel() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        model.prepare(TokenizeWork(["word " * 5000] * 10), cancel)
+    calls = 0
+    with pytest.raises(InterruptedError):
+        model.prepare(DetokenizeWork([np.ones(20_000, np.uint32)] * 10), cancel)

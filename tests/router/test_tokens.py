@@ -75,7 +75,7 @@ async def test_an_answer_whose_lists_differ_is_not_passed_on(redis_url: str) -> 
         (pb.TokenizeRequest(model="no model", texts=["a"]), "model"),
         (pb.TokenizeRequest(model=MODEL), "texts"),
         (pb.TokenizeRequest(model=MODEL, texts=["a"] * 10_001), "texts"),
-        (pb.TokenizeRequest(model=MODEL, texts=["a", "é" * (limits.MIB // 2) + "b"]), "texts[1]"),
+        (pb.TokenizeRequest(model=MODEL, texts=["a", "é" * (limits.TOKENIZED_TEXT.most // 2) + "b"]), "texts[1]"),
         (pb.TokenizeRequest(model=MODEL, texts=["a"], truncation=9), "truncation"),  # type: ignore[arg-type]
         (pb.TokenizeRequest(model=MODEL, texts=["a"], priority=9), "priority"),  # type: ignore[arg-type]
     ],

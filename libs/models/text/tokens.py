@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +86,7 @@ class TokenProcessor:
             before = min(self._leading, count)
             after = count - before
         kept = self._kept(count, before, after, work.truncation)
-        offsets = np.array(encoding.offsets, np.uint32).reshape(-1, 2)
+        offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.uint32, 2 * count).reshape(-1, 2)
         kept_start, kept_end = 0, len(work.texts[number])
         if kept_tokens < count:
             own = kept[(kept >= before) & (kept < count - after)]

@@ -127,8 +127,9 @@ ITEMS: Final = Limit(
     10_000,
     ENTRIES,
 )
-TOKENIZED_TEXT: Final = Limit("a text to be tokenized", ("TokenizeRequest.texts",), MIB, BYTES)
-"""It is tokenized as a whole, which takes about 150 bytes of memory a token."""
+TOKENIZED_TEXT: Final = Limit("a text to be tokenized", ("TokenizeRequest.texts",), 512 * KIB, BYTES)
+"""It is tokenized as a whole, which takes about 600 bytes of memory a token: 300 MB for half a MiB of punctuation, where each byte
+is a token, and 80 MB for English."""
 IDS: Final = Limit("ids of all sequences to be turned into texts", ("TokenIds.ids",), 131_072, ENTRIES)
 TEXT: Final = Limit("an item's text, of all its parts together", ("Item.text", "Part.text"), 4 * MIB, BYTES)
 """A book has 1 MB, and the longest sequences that models take (128k tokens) 0.6 MB."""
