@@ -56,7 +56,7 @@ class DetokenizeIn(msgspec.Struct, kw_only=True):
 
 
 class CohereTokenizeIn(msgspec.Struct, kw_only=True):
-    """A text of 1 to 65,536 characters for Cohere; any length here."""
+    """Cohere's. Its own limit is 65,536 characters."""
 
     text: str
     model: str | None = None
