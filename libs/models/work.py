@@ -275,22 +275,60 @@ class StructureWork:
     truncation: Truncation = "end"
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizeWork:
+    """Texts to tokens.
+
+    Attributes:
+        texts: The texts.
+        add_special_tokens: Whether special tokens are added around each text.
+        truncation: Which tokens of a text that is too long are returned. "default": all; "none": the text is refused.
+        count_only: Whether counts alone are returned.
+        return_tokens: Whether the tokens are returned as the vocabulary writes them, too.
+    """
+
+    texts: list[str]
+    add_special_tokens: bool = True
+    truncation: Truncation = "default"
+    count_only: bool = False
+    return_tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizeWork:
+    """Tokens to texts.
+
+    Attributes:
+        sequences: The ids of each text's tokens, uint32 each.
+        skip_special_tokens: Whether special tokens are left out.
+    """
+
+    sequences: list[NDArray[np.uint32]]
+    skip_special_tokens: bool = False
+
+
 WriteWork = TextWork | RegionsWork
 """What models that write are asked for: regions are written as text."""
 
-Work = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | RegionsWork | TextWork | StructureWork
+TokenWork = TokenizeWork | DetokenizeWork
+"""Work of a tokenizer alone, which needs no forward."""
+
+ModelWork = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | RegionsWork | TextWork | StructureWork
+"""Work of a model's processor."""
+
+Work = ModelWork | TokenWork
 
 
 def with_truncation(work: Work, card: Card) -> Work:
     """The same work with the model's own truncation where the request names none."""
-    if isinstance(work, RegionsWork | TextWork) or work.truncation != "default":
+    if isinstance(work, RegionsWork | TextWork | TokenWork) or work.truncation != "default":
         return work
     return replace(work, truncation=card.truncation)
 
 
 def parts_of(work: Work) -> list[Part]:
     """The parts of every item that is no text alone, the query's first."""
-    if isinstance(work, EntitiesWork | RelationsWork | StructureWork):
+    if isinstance(work, EntitiesWork | RelationsWork | StructureWork | TokenWork):
         return []
     query = work.query_parts if isinstance(work, ScoreWork) else ()
     return [*query, *(part for parts in work.parts.values() for part in parts)]
@@ -308,7 +346,7 @@ def query_as_parts(work: ScoreWork) -> Parts:
 
 def without_images(work: Work) -> Work:
     """The work without the bytes of its images, which are no longer needed once it is prepared."""
-    if isinstance(work, EntitiesWork | RelationsWork | StructureWork) or not work.parts:
+    if isinstance(work, EntitiesWork | RelationsWork | StructureWork | TokenWork) or not work.parts:
         return replace(work, query_parts=()) if isinstance(work, ScoreWork) and work.query_parts else work
     return replace(work, parts={}, query_parts=()) if isinstance(work, ScoreWork) else replace(work, parts={})
 

@@ -262,6 +262,34 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         results = [found(text, request) for text in texts]
         return inference_pb2.ExtractResponse(results=results, model_revision="r1", usage=_usage(texts), timings=_timings(number))
 
+    def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Any) -> inference_pb2.TokenizeResponse:
+        """A token is a character, its id the character's number; LONGEST are kept."""
+        number = self._router.answer("Tokenize", request, context)
+        results = []
+        for index, text in enumerate(request.texts):
+            if request.truncation == inference_pb2.TRUNCATION_NONE and len(text) > LONGEST:
+                path = f"texts[{index}]"
+                refuse(context, Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG", f"{path} is too long", path))
+            result = inference_pb2.Tokenization(count=len(text), kept_tokens=min(len(text), LONGEST))
+            if not request.count_only:
+                result.ids.extend(map(ord, text))
+                result.starts.extend(range(len(text)))
+                result.ends.extend(range(1, len(text) + 1))
+                result.tokens.extend(f"_{letter}" for letter in text if request.return_tokens)
+                result.kept_end = result.kept_tokens
+            results.append(result)
+        usage = inference_pb2.Usage(input_tokens=sum(result.count for result in results))
+        revision = self._router.revision(number)
+        return inference_pb2.TokenizeResponse(
+            results=results, max_tokens=LONGEST, model_revision=revision, usage=usage, timings=_timings(number)
+        )
+
+    def Detokenize(self, request: inference_pb2.DetokenizeRequest, context: Any) -> inference_pb2.DetokenizeResponse:
+        number = self._router.answer("Detokenize", request, context)
+        texts = ["".join(map(chr, one.ids)) for one in request.sequences]
+        usage = inference_pb2.Usage(input_tokens=sum(map(len, texts)))
+        return inference_pb2.DetokenizeResponse(texts=texts, model_revision="r1", usage=usage, timings=_timings(number))
+
     def ExtractStream(self, request: inference_pb2.ExtractRequest, context: Any) -> Iterator[inference_pb2.ExtractStreamResponse]:
         """The first half of each text, void; then each text anew; then the answer."""
         response = self.Extract(request, context)

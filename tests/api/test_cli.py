@@ -164,6 +164,24 @@ def test_quantized_vectors_keep_their_scales(run: Run, tmp_path: Path) -> None:
     assert set(item) == {"dense", "scale"}
 
 
+def test_tokenize_shows_tokens_counts_or_json(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("one\nfour\n")
+    ran = run("tokenize", MODEL, "ab", "x" * 60)
+    assert ran.code == 0
+    assert "_a:97 _b:98" in ran.out
+    assert "40 more" in ran.out
+    assert run("tokenize", MODEL, "--input", tmp_path / "texts.txt", "--count").out == "3\n4\n"
+    assert router.calls[-1].request.count_only  # type: ignore[attr-defined]
+    told = run("tokenize", MODEL, "ab", "--no-special", "--truncation", "end", "--json").json()
+    assert (told["model"], told["max_tokens"], told["results"][0]["ids"]) == (MODEL, 50, [97, 98])
+    assert told["results"][0]["tokens"] == ["_a", "_b"]
+    assert not router.calls[-1].request.add_special_tokens  # type: ignore[attr-defined]
+    assert run("tokenize", MODEL, "ab", "--count", "--json").json()["results"] == [{"count": 2, "kept_tokens": 2}]
+    ran = run("tokenize", MODEL, "a", "x" * 60, "--truncation", "none")
+    assert ran.code == 1
+    assert "argument 2" in ran.err
+
+
 def test_output_and_json_together(run: Run, tmp_path: Path) -> None:
     ran = run("encode", MODEL, "abc", "-o", tmp_path / "out.npy", "--json")
     assert ran.json()["output"] == str(tmp_path / "out.npy")
@@ -810,7 +828,7 @@ def test_a_model_has_its_size_before_it_is_loaded(run: Run) -> None:
 def test_version_and_help(run: Run) -> None:
     assert run("--version").out == f"shoal {shoal.__version__}\n"
     shown = run("--help").out
-    for command in ("encode", "score", "extract", "models", "status", "top", "up", "profile", "--install-completion"):
+    for command in ("encode", "score", "extract", "tokenize", "models", "status", "top", "up", "profile", "--install-completion"):
         assert command in shown
 
 
@@ -858,7 +876,7 @@ def test_completion_and_module(router: FakeRouter) -> None:
     }
     for words, completed in (
         ("shoal sta", "status"),
-        ("shoal to", "top"),
+        ("shoal tok", "tokenize"),
         ("shoal prof", "profile"),
         ("shoal models che", "check"),
     ):

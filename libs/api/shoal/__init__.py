@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from shoal.schema import Schema
     from shoal.status import Mesh, Model, Placement
     from shoal.tasks import Chunking, Classify, Document, Entities, Parts, ReadText, Regions, Relations, Span
+    from shoal.tokens import DetokenizeResult, TokenizeResult, Tokens
     from shoal.transport.trust import Tls, TokenFile
 
 _MODULES = {
@@ -53,6 +54,7 @@ _MODULES = {
     "Classify": "tasks",
     "Client": "client",
     "Delta": "results",
+    "DetokenizeResult": "tokens",
     "Document": "tasks",
     "EncodeResult": "results",
     "Entities": "tasks",
@@ -77,6 +79,8 @@ _MODULES = {
     "Sparse": "results",
     "Tls": "transport.trust",
     "TokenFile": "transport.trust",
+    "TokenizeResult": "tokens",
+    "Tokens": "tokens",
     "ToolCall": "results",
 }
 
@@ -88,6 +92,7 @@ __all__ = [
     "Classify",
     "Client",
     "Delta",
+    "DetokenizeResult",
     "Document",
     "EncodeResult",
     "Entities",
@@ -112,6 +117,8 @@ __all__ = [
     "Sparse",
     "Tls",
     "TokenFile",
+    "TokenizeResult",
+    "Tokens",
     "ToolCall",
     "__version__",
     "errors",

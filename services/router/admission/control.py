@@ -106,6 +106,11 @@ def price(sizes: Sizes, card: models_pb2.ModelCard | None, truncation: pb.Trunca
     return costs, once + sizes.once_pictures.tokens
 
 
+def price_reading(sizes: Sizes) -> list[int]:
+    """Estimated tokens of each entry of a request that is read and tokenized, without a forward pass."""
+    return [SPECIAL_TOKENS + size // BYTES_A_TOKEN for size in sizes.items]
+
+
 def _cut(tokens: int, most: int, rate: float) -> int:
     """The price of texts of so many tokens when a model takes `most`: what is truncated costs only its reading."""
     return tokens if tokens <= most else most + int((tokens - most) / (rate * BYTES_A_TOKEN))

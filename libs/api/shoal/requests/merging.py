@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import InternalError, ModelChanged
-from shoal.requests.skipping import NO_EXTRACTIONS, NO_SCORES
+from shoal.requests.skipping import NO_EXTRACTIONS, NO_SCORES, NO_TEXTS, NO_TOKENS
 from shoal.results import Chunks, EncodeResult, ExtractResult, Numbers, Ragged, ScoreResult, Sparse, Timings, Usage, Vectors
+from shoal.tokens import DetokenizeResult, TokenizeResult
 
 N = TypeVar("N", bound=np.number)
 
@@ -48,6 +49,24 @@ def merge_extract(parts: Sequence[ExtractResult]) -> ExtractResult:
     results = tuple(result for part in parts for result in part.results)
     usage, timings = _usage([part.usage for part in parts]), _timings([part.timings for part in parts])
     return ExtractResult(results, usage, timings, _revision([part.revision for part in parts]))
+
+
+def merge_tokenize(parts: Sequence[TokenizeResult]) -> TokenizeResult:
+    """Raises ModelChanged if revisions differ."""
+    if len(parts) < 2:
+        return parts[0] if parts else NO_TOKENS
+    texts = tuple(text for part in parts for text in part.texts)
+    usage, timings = _usage([part.usage for part in parts]), _timings([part.timings for part in parts])
+    return TokenizeResult(texts, parts[0].max_tokens, usage, timings, _revision([part.revision for part in parts]))
+
+
+def merge_detokenize(parts: Sequence[DetokenizeResult]) -> DetokenizeResult:
+    """Raises ModelChanged if revisions differ."""
+    if len(parts) < 2:
+        return parts[0] if parts else NO_TEXTS
+    texts = tuple(text for part in parts for text in part.texts)
+    usage, timings = _usage([part.usage for part in parts]), _timings([part.timings for part in parts])
+    return DetokenizeResult(texts, usage, timings, _revision([part.revision for part in parts]))
 
 
 def _joined(arrays: Sequence[npt.NDArray[N]]) -> npt.NDArray[N]:

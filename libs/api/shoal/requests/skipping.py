@@ -25,10 +25,13 @@ from shoal.results import (
     Usage,
     Vectors,
 )
+from shoal.tokens import DetokenizeResult, TokenizeResult
 
 _EMPTY = Usage(0), Timings(0.0, 0.0, 0.0, 0.0, 0.0, 0.0), ""
 NO_SCORES = ScoreResult(np.zeros(0, np.float32), np.zeros(0, np.int64), *_EMPTY)
 NO_EXTRACTIONS = ExtractResult((), *_EMPTY)
+NO_TOKENS = TokenizeResult((), 0, *_EMPTY)
+NO_TEXTS = DetokenizeResult((), *_EMPTY)
 _STORED: dict[DataType, type[np.number[Any]]] = {"float16": np.float16, "int8": np.int8, "uint8": np.uint8, "binary": np.uint8}
 
 

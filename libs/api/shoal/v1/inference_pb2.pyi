@@ -737,3 +737,93 @@ class ExtractResponse(_message.Message):
     usage: Usage
     timings: Timings
     def __init__(self, results: _Optional[_Iterable[_Union[Extraction, _Mapping]]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+
+class TokenizeRequest(_message.Message):
+    __slots__ = ("model", "texts", "add_special_tokens", "truncation", "count_only", "return_tokens", "priority", "pool")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    COUNT_ONLY_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    add_special_tokens: bool
+    truncation: Truncation
+    count_only: bool
+    return_tokens: bool
+    priority: Priority
+    pool: str
+    def __init__(self, model: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., add_special_tokens: bool = ..., truncation: _Optional[_Union[Truncation, str]] = ..., count_only: bool = ..., return_tokens: bool = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ...) -> None: ...
+
+class Tokenization(_message.Message):
+    __slots__ = ("count", "ids", "starts", "ends", "tokens", "special_before", "special_after", "kept_tokens", "kept_start", "kept_end")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_AFTER_FIELD_NUMBER: _ClassVar[int]
+    KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_START_FIELD_NUMBER: _ClassVar[int]
+    KEPT_END_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    starts: _containers.RepeatedScalarFieldContainer[int]
+    ends: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[str]
+    special_before: int
+    special_after: int
+    kept_tokens: int
+    kept_start: int
+    kept_end: int
+    def __init__(self, count: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[str]] = ..., special_before: _Optional[int] = ..., special_after: _Optional[int] = ..., kept_tokens: _Optional[int] = ..., kept_start: _Optional[int] = ..., kept_end: _Optional[int] = ...) -> None: ...
+
+class TokenizeResponse(_message.Message):
+    __slots__ = ("results", "max_tokens", "model_revision", "usage", "timings")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[Tokenization]
+    max_tokens: int
+    model_revision: str
+    usage: Usage
+    timings: Timings
+    def __init__(self, results: _Optional[_Iterable[_Union[Tokenization, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+
+class TokenIds(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DetokenizeRequest(_message.Message):
+    __slots__ = ("model", "sequences", "skip_special_tokens", "priority", "pool")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    sequences: _containers.RepeatedCompositeFieldContainer[TokenIds]
+    skip_special_tokens: bool
+    priority: Priority
+    pool: str
+    def __init__(self, model: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., skip_special_tokens: bool = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ...) -> None: ...
+
+class DetokenizeResponse(_message.Message):
+    __slots__ = ("texts", "model_revision", "usage", "timings")
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    model_revision: str
+    usage: Usage
+    timings: Timings
+    def __init__(self, texts: _Optional[_Iterable[str]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...

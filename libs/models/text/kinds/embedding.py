@@ -48,7 +48,7 @@ def build(parts: Parts) -> Built:
     if card.late is not None:
         fill = special_token(parts.root, "mask_token") or special_token(parts.root, "eos_token")
         late = LateFrame(card.late, text, fill)
-    return Built(heads, EmbeddingProcessor(card, text, late, spans=spans))
+    return Built(heads, EmbeddingProcessor(card, text, late, spans=spans), text.tokenizer)
 
 
 def _asymmetric(parts: Parts, queries: Card) -> Built:
@@ -61,10 +61,11 @@ def _asymmetric(parts: Parts, queries: Card) -> Built:
     )
     queries = replace(queries, max_tokens=min(queries.max_tokens, encoder.max_positions))
     own = Parts(queries, parts.directory, encoder, state, parts.rest, device, parts.int8)
-    documents = EmbeddingProcessor(parts.card, parts.text())
+    text = parts.text()
+    documents = EmbeddingProcessor(parts.card, text)
     processor = AsymmetricProcessor(parts.card, documents, EmbeddingProcessor(queries, own.text()))
     trunk = Trunk(encoder, {QUERY_HEAD: _pooled(own)})
-    return Built({"dense": _pooled(parts)}, processor, (trunk,))
+    return Built({"dense": _pooled(parts)}, processor, text.tokenizer, (trunk,))
 
 
 def _pooled(parts: Parts) -> PooledHead:
@@ -77,4 +78,5 @@ def _latent(parts: Parts) -> Built:
     head = LatentHead(settings, state, parts.encoder.hidden_size, parts.encoder.dtype, parts.file)
     state.check_all_used()
     end = special_token(parts.root, "eos_token") if settings.ends else ""
-    return Built({"dense": head}, LatentProcessor(parts.card, parts.text(), end))
+    text = parts.text()
+    return Built({"dense": head}, LatentProcessor(parts.card, text, end), text.tokenizer)

@@ -37,7 +37,7 @@ def build(parts: Parts) -> Built:
         heads["multi_vector"] = TokenHead([_layer(parts, TOKENS_FILE, card.multi_vector_dimensions)])
         late = LateFrame(card.late, text, "")
     spans = add_span_head(heads, parts)
-    return Built(heads, EmbeddingProcessor(card, text, late, spans=spans))
+    return Built(heads, EmbeddingProcessor(card, text, late, spans=spans), text.tokenizer)
 
 
 def _layer(parts: Parts, file: str, width: int, *, rectified: bool = False) -> HeadLinear:

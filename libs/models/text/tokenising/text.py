@@ -67,7 +67,7 @@ class TextProcessor:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.limit = limit
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._cutter = Cutter(tokenizer)
         self._segments = segments
         # Almost no tokenizer puts a single text anywhere but in segment 0.
@@ -113,7 +113,7 @@ class TextProcessor:
         self, query: str, documents: list[str], truncation: Truncation, go_on: GoOn = go_on_anyway
     ) -> list[InputSequence]:
         """The query, tokenised once, with each document, in tokenizer.json's template for pairs. Only documents are truncated."""
-        frame = self._tokenizer.num_special_tokens_to_add(True)
+        frame = self.tokenizer.num_special_tokens_to_add(True)
         (asked,) = self._cutter.parts([query], self.limit, "none", go_on, frame=False)
         first, room = asked.encoding, self.limit - frame - len(asked.encoding)
         if not asked.is_whole:
@@ -138,7 +138,7 @@ class TextProcessor:
 
         Returns the sequences of the first text in the order of the seconds, then those of the next.
         """
-        frame = self._tokenizer.num_special_tokens_to_add(True)
+        frame = self.tokenizer.num_special_tokens_to_add(True)
         others = []
         for number, part in enumerate(self._cutter.parts(seconds, self.limit, "none", go_on, frame=False)):
             needed = len(part.encoding) + frame + 1
@@ -183,7 +183,7 @@ class TextProcessor:
             return self._whole(text, prompt)
 
     def _whole(self, text: str, prompt: str) -> WholeText:
-        encoding: Encoding = self._tokenizer.encode_batch([prompt + text])[0]
+        encoding: Encoding = self.tokenizer.encode_batch([prompt + text])[0]
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) - len(prompt)
         mask = np.array(encoding.special_tokens_mask, dtype=np.bool_)
         before, after = run_of_ones(mask), run_of_ones(mask[::-1])
@@ -207,7 +207,7 @@ class TextProcessor:
     @property
     def frame_tokens(self) -> int:
         """Special tokens around a text."""
-        added: int = self._tokenizer.num_special_tokens_to_add(False)
+        added: int = self.tokenizer.num_special_tokens_to_add(False)
         return added
 
     def prompt_tokens(self, prompt: str) -> int:
@@ -226,7 +226,7 @@ class TextProcessor:
 
     def token_id(self, token: str) -> int | None:
         """The id of a token of the vocabulary; None if it is not one."""
-        found: int | None = self._tokenizer.token_to_id(token)
+        found: int | None = self.tokenizer.token_to_id(token)
         return found
 
     def keep_whole(self, markers: Iterable[str]) -> None:
@@ -234,11 +234,11 @@ class TextProcessor:
 
         Late-interaction models were trained with such tokens inserted by id; as plain text "[unused0]" would be split.
         """
-        vocabulary = self._tokenizer.get_vocab()
+        vocabulary = self.tokenizer.get_vocab()
         for marker in markers:
             token = next((form for form in (marker, *marker.split()[:1]) if form in vocabulary), None)
-            if token is not None and self._tokenizer.encode(token, add_special_tokens=False).tokens != [token]:
-                self._tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+            if token is not None and self.tokenizer.encode(token, add_special_tokens=False).tokens != [token]:
+                self.tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True)])
 
     def _rows(self, part: Part, limit: int, truncation: Truncation, where: str) -> NDArray[np.int64] | None:
         """The tokens that truncation keeps: the special tokens around the text and one end of the text. None: all."""
@@ -267,7 +267,7 @@ class TextProcessor:
         part.encoding.truncate(room, direction="right" if truncation == "end" else "left")
 
     def _pair(self, first: Encoding, second: Encoding) -> InputSequence:
-        pair = self._tokenizer.post_process(first, second)
+        pair = self.tokenizer.post_process(first, second)
         return InputSequence(_int32(pair.ids), _int32(pair.type_ids) if self._segments else None)
 
     def _sequence(self, encoding: Encoding, rows: NDArray[np.int64] | None) -> InputSequence:

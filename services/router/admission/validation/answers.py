@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from google.protobuf.message import Message
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2
 
+from libs import tokens
 from libs.errors import InvalidInput
 from libs.serving.calls.call import ANSWER_HEADER
 from services.router.admission.validation import limits
@@ -29,6 +31,8 @@ BOUNDS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "extract.regions": (limits.SHARED,),
     "extract.text": (limits.WRITTEN, limits.SHARED),
     "extract.structure": (limits.ANSWERED, limits.SHARED),
+    "tokenize": (limits.TOKENIZED,),
+    "detokenize": (limits.TOKENIZED,),
 }
 """The limits of every kind of answer: a verb with its representation or task. Scores take nine bytes a document."""
 
@@ -48,7 +52,7 @@ _NUMBER_BITS: Final[Mapping[int, int]] = {
 """Of a number of a vector; 32 of any other type."""
 
 
-def item_share(request: pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest, request_bytes: int, readable: int) -> int:
+def item_share(request: Message, request_bytes: int, readable: int) -> int:
     """The most bytes that one item may take in the answer of a request of so many bytes, to a client that reads so many."""
     match request:
         case pb.ExtractRequest():
@@ -128,3 +132,46 @@ def check_encoded(
                 f"(-1: any), which allows {limits.ENCODED.most:,} bytes"
             )
         raise InvalidInput(f"{message} {instead}", field="items")
+
+
+def check_tokens(request: pb.TokenizeRequest | pb.DetokenizeRequest, card: models_pb2.ModelCard | None, *, readable: int) -> None:
+    """Check the size of the answer to Tokenize or Detokenize. Its worker keeps to the same bound (`libs/tokens.py`).
+
+    Args:
+        request: the request.
+        card: of its model; None where no worker has read it.
+        readable: how many bytes the client reads in one message.
+
+    Raises InvalidInput if the answer may be larger than one answer may be.
+    """
+    if isinstance(request, pb.TokenizeRequest):
+        field, instead, size = "texts", "set count_only, or send less text at a time", _tokenized_bytes(request, card)
+    else:
+        field, instead = "sequences", "send fewer ids at a time"
+        size = tokens.max_text_bytes(sum(len(one.ids) for one in request.sequences), len(request.sequences))
+    most = min(limits.TOKENIZED.most, max(0, readable - FRAME_BYTES))
+    if size <= most:
+        return
+    message = f"the answer to {field} may have {size:,} bytes; one answer has at most {most:,}: {instead}"
+    if most < limits.TOKENIZED.most:
+        message += (
+            f"; or raise grpc.max_receive_message_length of the client and say so by the metadata {ANSWER_HEADER} "
+            f"(-1: any), which allows {limits.TOKENIZED.most:,} bytes"
+        )
+    raise InvalidInput(message, field=field)
+
+
+def _tokenized_bytes(request: pb.TokenizeRequest, card: models_pb2.ModelCard | None) -> int:
+    """The most bytes of an answer to Tokenize."""
+    size = tokens.RESULT_BYTES * len(request.texts)
+    if request.count_only:
+        return size
+    is_cut = request.truncation in (pb.TRUNCATION_NONE, pb.TRUNCATION_END, pb.TRUNCATION_START)
+    longest = card.max_tokens if card is not None and is_cut else 0
+    for text in request.texts:
+        text_bytes = len(text) if text.isascii() else len(text.encode())
+        made = tokens.max_tokens(text_bytes, 1)
+        size += tokens.TOKEN_BYTES * (min(made, longest) if longest else made)
+        if request.return_tokens:
+            size += tokens.max_name_bytes(text_bytes, 1)
+    return size

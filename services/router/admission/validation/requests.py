@@ -95,7 +95,7 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
     _check_names(request.model, request.adapter)
     _check_enum(request.role, pb.Role, "role")
     _check_enum(request.data_type, tensor_pb2.DataType, "data_type")
-    _check_common(request.truncation, request.priority)
+    check_common(request.truncation, request.priority)
     limits.INSTRUCTION.check(len(request.instruction), "instruction")
     limits.REPRESENTATIONS.check(len(request.representations), "representations")
     for index, form in enumerate(request.representations):
@@ -127,7 +127,7 @@ def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
     """Raises InvalidInput or TaskNotSupported."""
     _check_names(request.model, request.adapter)
     _check_enum(request.scale, pb.ScoreScale, "scale")
-    _check_common(request.truncation, request.priority)
+    check_common(request.truncation, request.priority)
     _refuse(not request.HasField("query"), "query is required", "query")
     if card is not None:
         _check_task(card, models_pb2.TASK_SCORE, "model")
@@ -152,7 +152,7 @@ def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
 def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     """Raises InvalidInput or TaskNotSupported."""
     _check_names(request.model, request.adapter)
-    _check_common(request.truncation, request.priority)
+    check_common(request.truncation, request.priority)
     task = request.WhichOneof("task")
     if task is None:
         raise InvalidInput("one task is required: entities, classify, relations, regions, text or structure", field="task")
@@ -254,7 +254,8 @@ def _check_names(model: str, adapter: str) -> None:
             raise InvalidInput(f"{field} must have the form {form}{own}", field=field)
 
 
-def _check_common(truncation: int, priority: int) -> None:
+def check_common(truncation: int, priority: int) -> None:
+    """Raises InvalidInput for a truncation or a priority that does not exist."""
     _check_enum(truncation, pb.Truncation, "truncation")
     _check_enum(priority, pb.Priority, "priority")
 
@@ -292,7 +293,7 @@ def _check_items(
     _refuse(not items, f"{field} is empty: 1..{limits.ITEMS.most:,} are allowed", field)
     limits.ITEMS.check(len(items), field)
     found = _Items([], {})
-    any_text = _takes(card, models_pb2.INPUT_KIND_TEXT)
+    any_text = takes(card, models_pb2.INPUT_KIND_TEXT)
     for index, item in enumerate(items):
         size = item.ByteSize()
         text = text_alone(item)
@@ -312,7 +313,7 @@ def _refuse_divided(item: pb.Item, path: str) -> None:
         _refuse(is_set, f"{path}.{name} is for an EncodeRequest with chunking", f"{path}.{name}")
 
 
-def _takes(card: Card | None, kind: models_pb2.InputKind) -> bool:
+def takes(card: Card | None, kind: models_pb2.InputKind) -> bool:
     """Whether a model reads such parts, as far as its card says."""
     if card is None:
         return True
@@ -367,7 +368,7 @@ def _check_parts(parts: Sequence[pb.Part], path: str, card: Card | None, files: 
 
 
 def _check_text_of(text: str, path: str, card: Card | None) -> None:
-    if not _takes(card, models_pb2.INPUT_KIND_TEXT):
+    if not takes(card, models_pb2.INPUT_KIND_TEXT):
         raise TaskNotSupported(f"{'' if card is None else card.model} takes no texts", field=path)
     _refuse(not text, f"{path} is empty", path)
     if media_type(text) is not None:
@@ -380,7 +381,7 @@ def _check_text_of(text: str, path: str, card: Card | None) -> None:
 
 
 def _check_picture(image: pb.Image, path: str, card: Card | None) -> Pictures:
-    if not _takes(card, models_pb2.INPUT_KIND_IMAGE):
+    if not takes(card, models_pb2.INPUT_KIND_IMAGE):
         message = f"{'' if card is None else card.model} takes no images, and a text that begins with data:image/…;base64, is one"
         raise TaskNotSupported(f"{message}: send the text that is meant, or name a model that reads images", field=path)
     data = image.data
@@ -424,7 +425,7 @@ def _check_files(files: Sequence[bytes]) -> Files:
 def _check_document(document: pb.Document, path: str, card: Card | None, files: Files) -> Pictures:
     """Its price is that of the pages that are asked for, each as the largest picture that the model takes: how many there are, and
     how large, only a parser knows, and routers have none."""
-    if not _takes(card, models_pb2.INPUT_KIND_DOCUMENT):
+    if not takes(card, models_pb2.INPUT_KIND_DOCUMENT):
         raise TaskNotSupported(f"{'' if card is None else card.model} takes no documents", field=path)
     source = document.WhichOneof("source")
     if source is None:
