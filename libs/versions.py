@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
-WIRE_VERSION: Final = 6
+WIRE_VERSION: Final = 7
 """The version of the protocol between workers and routers: it rises with every change of `worker.proto` or of its meaning.
 
 0: before workers sent a version. 1: Job.tenant and .weight, PullResponse.now_unix_ms, device seconds; a drain ends waiting pulls.
 2: PullRequest.batch_id and .asked_again. 3: Connect; WorkerModel.data_type and .tokens_per_byte.
 4: Exchange. 5: Job.written_to, WorkerCall.written. 6: Job.item_answer_bytes.
+7: Job.tokenize, Job.detokenize.
 """
 
 OLDEST_WIRE_VERSION: Final = 0

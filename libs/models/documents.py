@@ -25,6 +25,7 @@ from libs.models.work import (
     ScoreWork,
     StructureWork,
     TextWork,
+    TokenWork,
     Work,
     parts_of,
 )
@@ -105,7 +106,7 @@ class Page(Drawn):
 
 def has_documents(work: Work) -> bool:
     """Whether any item of the work has a document."""
-    if isinstance(work, EntitiesWork | RelationsWork | StructureWork):
+    if isinstance(work, EntitiesWork | RelationsWork | StructureWork | TokenWork):
         return False
     return any(isinstance(one.content, DocumentFile) for one in parts_of(work))
 
@@ -115,7 +116,7 @@ def with_pages(work: Work, files: Sequence[bytes], reader: DocumentReader, go_on
 
     Raises InvalidInput with the document's path for one that cannot be read or is beyond a limit, and what `go_on` raises.
     """
-    if isinstance(work, EntitiesWork | RelationsWork | StructureWork) or not has_documents(work):
+    if isinstance(work, EntitiesWork | RelationsWork | StructureWork | TokenWork) or not has_documents(work):
         return work
     opening = _Opening(files, reader, go_on, is_drawn=not isinstance(work, TextWork))
     parts = {index: opening.item(item) for index, item in work.parts.items()}

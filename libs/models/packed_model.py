@@ -15,6 +15,7 @@ from torch import nn
 
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.tasks import OwnAdapters
+from libs.errors import TaskNotSupported
 from libs.models.answering import extracted
 from libs.models.documents import read_text_layers
 from libs.models.graphs.capture import PendingCopy
@@ -27,9 +28,9 @@ from libs.models.loaded.peft import Names
 from libs.models.loaded.probe import activation_bytes_per_token, image_bytes
 from libs.models.loaded.tasks import add_own_adapters
 from libs.models.loaded.tiers import Arena, ParkedModel, copying, sharing, tensors_of
-from libs.models.packed import Packed
+from libs.models.packed import Packed, Rows
 from libs.models.pending import DeviceQueue, Submission
-from libs.models.processor import Processor
+from libs.models.processor import Processor, Tokens
 from libs.models.recall import Find, Recall
 from libs.models.results import ExtractResult, Result
 from libs.models.trunk import Trunk
@@ -42,6 +43,7 @@ from libs.models.work import (
     Output,
     Prepared,
     TextWork,
+    TokenWork,
     Work,
     go_on_anyway,
     nothing_between,
@@ -88,6 +90,8 @@ class PackedModel:
         self._last: Submission | None = None  # launched last and not collected yet; guarded by `_computing`
         self.largest_picture = 0
         """Tokens of the largest input of its tower, in the tower."""
+        self.tokens: Tokens | None = None
+        """Its tokenizer's own processor; None: it reads no texts."""
         self.recall: Recall | None = None
         """What finds outputs of items with images; None: the model has none that may be kept."""
         self.widen: Callable[[], PackedModel] | None = None
@@ -111,12 +115,20 @@ class PackedModel:
 
         `go_on`, a cancellation check, is called every few milliseconds; what it raises ends the preparation.
         """
+        if isinstance(work, TokenWork):
+            return self._own_tokens.prepare(work, go_on)
         if isinstance(work, TextWork) and "text" not in self.card.tasks:
             return read_text_layers(work, self.card.model, go_on)
         prepared = self._processor.prepare(work, go_on)
         for head, indices in prepared.groups().items():
             self._trunk(head).refuse_outside([prepared.sequences[index] for index in indices])
         return prepared
+
+    @property
+    def _own_tokens(self) -> Tokens:
+        if self.tokens is None:
+            raise TaskNotSupported(f"{self.card.model} reads no texts, so it has no tokenizer", field="model")
+        return self.tokens
 
     def _trunk(self, head: Head) -> Trunk:
         return self._trunk_of[head.split("+", 1)[0]]
@@ -185,6 +197,8 @@ class PackedModel:
 
     def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
         """Turns the outputs of `prepared.sequences` into the job's result; thread-safe. `go_on` is called between two items."""
+        if isinstance(prepared.work, TokenWork):
+            return self._own_tokens.finish(prepared)
         if isinstance(prepared.work, TextWork) and isinstance(prepared.notes, ExtractResult):
             return extracted(prepared.notes.items, prepared.answer_bytes, go_on)
         return self._processor.finish(prepared, outputs, go_on)

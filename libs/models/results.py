@@ -49,12 +49,26 @@ class SparseRows:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodeResult:
-    """Row i is for text i; representations that were not requested are None."""
+class Chunks:
+    """The chunks of texts, those of text i at `offsets[i]:offsets[i + 1]`.
 
-    dense: Stored | None = None  # [texts, dimensions]
+    `starts`, `ends`: code points of the text, ends exclusive. `tokens`: that each chunk's vectors are made of.
+    """
+
+    offsets: list[int]  # [texts + 1], the first 0
+    starts: list[int]
+    ends: list[int]
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeResult:
+    """Row i is for text i, or for chunk i if texts were divided; representations that were not requested are None."""
+
+    dense: Stored | None = None  # [texts or chunks, dimensions]
     sparse: SparseRows | None = None
     multi_vector: RaggedRows | None = None
+    chunks: Chunks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,4 +210,48 @@ class ExtractResult:
     output_tokens: int = 0
 
 
-Result = EncodeResult | ScoreResult | ExtractResult
+@dataclass(frozen=True, slots=True)
+class Tokenization:
+    """The tokens of one text.
+
+    Attributes:
+        count: Tokens of the whole text.
+        kept_tokens: Tokens that Encode would keep.
+        ids: Of the returned tokens, [tokens] uint32. Empty where counts alone are asked for, as are all that follow.
+        starts: The first character of each token, code points, [tokens] uint32; 0 for special tokens.
+        ends: One past the last character of each token.
+        names: The tokens as the vocabulary writes them; empty if they are not asked for.
+        special_before: How many of the returned tokens are special ones before the text.
+        special_after: How many of them are special ones after the text.
+        kept_start: The first character that Encode would keep.
+        kept_end: One past the last character that Encode would keep.
+    """
+
+    count: int
+    kept_tokens: int
+    ids: NDArray[np.uint32]
+    starts: NDArray[np.uint32]
+    ends: NDArray[np.uint32]
+    names: tuple[str, ...] = ()
+    special_before: int = 0
+    special_after: int = 0
+    kept_start: int = 0
+    kept_end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeResult:
+    """Entry i for text i. `max_tokens`: how many the model takes."""
+
+    items: list[Tokenization]
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizeResult:
+    """Text i for sequence i."""
+
+    texts: list[str]
+
+
+Result = EncodeResult | ScoreResult | ExtractResult | TokenizeResult | DetokenizeResult

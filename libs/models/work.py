@@ -25,6 +25,7 @@ Scale = Literal["", "logit", "probability"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 TextKind = Literal["caption", "detailed_caption", "ocr", "ocr_regions"]
 TextLayer = Literal["prefer", "only", "never"]
+ChunkMethod = Literal["sentences", "tokens", "markdown", "spans"]
 Head = str
 """The name of the model's head that a forward runs, or of several heads joined by "+" (`dense+sparse`)."""
 WRITE: Final = "write"
@@ -63,12 +64,37 @@ Parts = tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """A chunk that the caller chose: code points of its text, end exclusive. `context`: what is put before the chunk."""
+
+    start: int
+    end: int
+    context: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """How texts are divided into chunks.
+
+    `max_tokens`: of a chunk, without special tokens, prompt and context; 0: as `dividing.py` chooses. `overlap`: tokens that a
+    chunk repeats of the one before. `late`: the model reads whole texts, and the states of a chunk's tokens are pooled.
+    """
+
+    method: ChunkMethod = "sentences"
+    max_tokens: int = 0
+    overlap: int = 0
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class EncodeWork:
     """Texts to vectors. No representations: the model's main one. `dimensions` 0: all. `normalize` None: as the checkpoint says.
 
     `pooling_factor`: how many times fewer vectors a multi-vector is pooled to; 0 or 1: it is not.
     `parts`, here and in other work: the items that are no text alone, by their index; each has an empty text in `texts`.
     `adapter`, here and in other work: the LoRA adapter that the request names; empty: none.
+    `chunking`: how each text is divided; None: it is not. `spans`: of each text, for the method "spans"; else empty. `contexts`:
+    what is put before each chunk of a text; empty: nothing for any text.
     """
 
     texts: list[str]
@@ -82,6 +108,9 @@ class EncodeWork:
     parts: Mapping[int, Parts] = field(default_factory=dict)
     pooling_factor: int = 0
     adapter: str = ""
+    chunking: Chunking | None = None
+    spans: tuple[tuple[Span, ...], ...] = ()
+    contexts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,22 +275,60 @@ class StructureWork:
     truncation: Truncation = "end"
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizeWork:
+    """Texts to tokens.
+
+    Attributes:
+        texts: The texts.
+        add_special_tokens: Whether special tokens are added around each text.
+        truncation: Which tokens of a text that is too long are returned. "default": all; "none": the text is refused.
+        count_only: Whether counts alone are returned.
+        return_tokens: Whether the tokens are returned as the vocabulary writes them, too.
+    """
+
+    texts: list[str]
+    add_special_tokens: bool = True
+    truncation: Truncation = "default"
+    count_only: bool = False
+    return_tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizeWork:
+    """Tokens to texts.
+
+    Attributes:
+        sequences: The ids of each text's tokens, uint32 each.
+        skip_special_tokens: Whether special tokens are left out.
+    """
+
+    sequences: list[NDArray[np.uint32]]
+    skip_special_tokens: bool = False
+
+
 WriteWork = TextWork | RegionsWork
 """What models that write are asked for: regions are written as text."""
 
-Work = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | RegionsWork | TextWork | StructureWork
+TokenWork = TokenizeWork | DetokenizeWork
+"""Work of a tokenizer alone, which needs no forward."""
+
+ModelWork = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | RegionsWork | TextWork | StructureWork
+"""Work of a model's processor."""
+
+Work = ModelWork | TokenWork
 
 
 def with_truncation(work: Work, card: Card) -> Work:
     """The same work with the model's own truncation where the request names none."""
-    if isinstance(work, RegionsWork | TextWork) or work.truncation != "default":
+    if isinstance(work, RegionsWork | TextWork | TokenWork) or work.truncation != "default":
         return work
     return replace(work, truncation=card.truncation)
 
 
 def parts_of(work: Work) -> list[Part]:
     """The parts of every item that is no text alone, the query's first."""
-    if isinstance(work, EntitiesWork | RelationsWork | StructureWork):
+    if isinstance(work, EntitiesWork | RelationsWork | StructureWork | TokenWork):
         return []
     query = work.query_parts if isinstance(work, ScoreWork) else ()
     return [*query, *(part for parts in work.parts.values() for part in parts)]
@@ -279,7 +346,7 @@ def query_as_parts(work: ScoreWork) -> Parts:
 
 def without_images(work: Work) -> Work:
     """The work without the bytes of its images, which are no longer needed once it is prepared."""
-    if isinstance(work, EntitiesWork | RelationsWork | StructureWork) or not work.parts:
+    if isinstance(work, EntitiesWork | RelationsWork | StructureWork | TokenWork) or not work.parts:
         return replace(work, query_parts=()) if isinstance(work, ScoreWork) and work.query_parts else work
     return replace(work, parts={}, query_parts=()) if isinstance(work, ScoreWork) else replace(work, parts={})
 

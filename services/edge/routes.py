@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from services.edge.dialects import cohere, huggingface, jina, kserve, models, ollama, openai, rerank, sie, tei, vllm
+from services.edge.dialects import cohere, huggingface, jina, kserve, models, ollama, openai, rerank, sie, tei, tokens, vllm
 from services.edge.dialects.writing import chat, completions, ollama_chat
 from services.edge.messages.base import Dialect, Problem, Route
 
@@ -21,6 +21,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *rerank.ROUTES,
     *sie.ROUTES,
     *tei.ROUTES,
+    *tokens.ROUTES,
     *huggingface.ROUTES,
     *cohere.ROUTES,
     *jina.ROUTES,

@@ -22,6 +22,7 @@ from services.edge.compression import Compression
 from services.edge.console.access import name_of
 from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary, read_vocabulary
+from services.edge.ranks import installed_cl100k
 
 _ROUTERS_TLS = ("SHOAL_ROUTERS_TLS", "SHOAL_ROUTERS_CA", "SHOAL_ROUTERS_CERT", "SHOAL_ROUTERS_KEY", "SHOAL_ROUTERS_NAME")
 _ORIGIN: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[1-9][0-9]{0,4}))?")
@@ -45,7 +46,8 @@ class Settings:
     """TLS towards routers: SHOAL_ROUTERS_CA, SHOAL_ROUTERS_CERT, SHOAL_ROUTERS_KEY, SHOAL_ROUTERS_NAME."""
     aliases: Watched[Names] = field(default_factory=lambda: Watched.fixed(Names({})))
     vocabulary: Vocabulary | None = None
-    """Of OpenAI's tokenizer cl100k_base (SHOAL_CL100K), by which `input` of token ids is read. None: it is refused."""
+    """Of OpenAI's tokenizer cl100k_base (SHOAL_CL100K, or of an installed package), by which `input` of token ids is read. None:
+    it is refused."""
     hosts: tuple[str, ...] = ()
     """Names that the Host of a request may have, besides this machine's and addresses, where routers let everybody in."""
     origins: tuple[str, ...] = ()
@@ -244,7 +246,11 @@ def _security(environ: Mapping[str, str]) -> Security:
     return security
 
 
-def _vocabulary(path: str) -> Vocabulary | None:
+def _vocabulary(given: str) -> Vocabulary | None:
+    """`given`: the path of a file; empty: the file of an installed package, if there is one; `none`: no vocabulary."""
+    if given == "none":
+        return None
+    path = given or installed_cl100k()
     if not path:
         return None
     try:

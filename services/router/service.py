@@ -22,6 +22,7 @@ from services.router.admission.controller import AdmissionController, Moment
 from services.router.admission.routing.routes import Wanted, refuse_pool
 from services.router.admission.validation import answers
 from services.router.admission.validation.requests import Sizes, check_encode, check_extract, check_score
+from services.router.admission.validation.tokens import check_detokenize, check_tokenize
 from services.router.flight import Flight, Held, Rpc
 from services.router.lanes import codec
 from services.router.lanes.chunks import Parts
@@ -35,7 +36,7 @@ LONGEST_DEADLINE_SECONDS: Final = 86_400.0
 ANSWER_SECONDS: Final = 0.05
 """Subtracted from a client's deadline, so that the error that says why it was missed still reaches the client."""
 
-_Request = TypeVar("_Request", pb.EncodeRequest, pb.ScoreRequest, pb.ExtractRequest)
+_Request = TypeVar("_Request", pb.EncodeRequest, pb.ScoreRequest, pb.ExtractRequest, pb.TokenizeRequest, pb.DetokenizeRequest)
 _Result = TypeVar("_Result")
 _Check: TypeAlias = Callable[[_Request, models_pb2.ModelCard | None], Sizes]
 
@@ -54,7 +55,7 @@ class _Price:
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
-    """The three verbs."""
+    """The three verbs, and what a model's tokenizer answers."""
 
     def __init__(
         self,
@@ -76,8 +77,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> pb.EncodeResponse:
         begin = time.perf_counter()
         held = self._hold(request, context)
-        answers = await self._run(request, check_encode, context.time_remaining(), held)
-        response = await _maybe_in_thread(_size(answers), partial(codec.merge_encode, answers))
+        parts = await self._run(request, check_encode, context.time_remaining(), held)
+        response = await _maybe_in_thread(_size(parts), partial(codec.merge_encode, parts))
+        if response.HasField("chunks"):
+            answers.check_divided(response.ByteSize(), current_call().answer_bytes)
         response.timings.total_seconds = time.perf_counter() - begin
         held.sending(response.ByteSize())
         return response
@@ -144,6 +147,28 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         held.sending(last.ByteSize())
         yield last
 
+    async def Tokenize(
+        self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeResponse]
+    ) -> pb.TokenizeResponse:
+        begin = time.perf_counter()
+        held = self._hold(request, context)
+        answers = await self._run(request, check_tokenize, context.time_remaining(), held)
+        response = await _maybe_in_thread(_size(answers), partial(codec.merge_tokenize, answers))
+        response.timings.total_seconds = time.perf_counter() - begin
+        held.sending(response.ByteSize())
+        return response
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeResponse]
+    ) -> pb.DetokenizeResponse:
+        begin = time.perf_counter()
+        held = self._hold(request, context)
+        answers = await self._run(request, check_detokenize, context.time_remaining(), held)
+        response = await _maybe_in_thread(_size(answers), partial(codec.merge_detokenize, answers))
+        response.timings.total_seconds = time.perf_counter() - begin
+        held.sending(response.ByteSize())
+        return response
+
     def Multiplex(
         self, request_iterator: AsyncIterator[multiplex_pb2.MultiplexRequest], context: Rpc
     ) -> AsyncIterator[multiplex_pb2.MultiplexResponse]:
@@ -180,7 +205,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         then it fails over to another of its model's pools."""
         call, loop = current_call(), asyncio.get_running_loop()
         deadline = Deadline.after(_deadline_seconds(client_seconds, self._default_deadline_seconds), loop.time())
-        wanted = Wanted(request.model, request.adapter, request.pool)
+        wanted = Wanted(request.model, _adapter(request), request.pool)
         failed: list[str] = []
         while True:
             remaining = deadline.remaining(loop.time())
@@ -228,9 +253,13 @@ def _price(request: _Request, check: _Check[_Request], moment: Moment, call: Cal
     sizes = check(request, card)
     refuse_pool(request.pool, moment.routes, snapshot)
     control.refuse_broken(moment.lane, snapshot)
+    if isinstance(request, pb.TokenizeRequest | pb.DetokenizeRequest):
+        answers.check_tokens(request, card, readable=call.answer_bytes)
+        return _Price(control.price_reading(sizes), 0, sizes.read)
     costs, repeated = control.price(sizes, card, request.truncation)
     if isinstance(request, pb.EncodeRequest):
-        answers.check_encoded(request, card, costs, is_streamed=not whole, readable=call.answer_bytes)
+        chunks = sum(sizes.chunks)
+        answers.check_encoded(request, card, costs, is_streamed=not whole, readable=call.answer_bytes, chunks=chunks)
     return _Price(costs, repeated, sizes.read)
 
 
@@ -255,6 +284,11 @@ def _plan(request: _Request, call: Call, moment: Moment, price: _Price, tracepar
         for job_id, part, payload in zip(ids, parts, payloads, strict=True)
     ]
     return Plan(lane, jobs, moment.pace, moment.unknown is not None, [part.first for part in parts])
+
+
+def _adapter(request: Request) -> str:
+    """The LoRA adapter that a request names. Adapters have no tokenizers of their own."""
+    return "" if isinstance(request, pb.TokenizeRequest | pb.DetokenizeRequest) else request.adapter
 
 
 def _deadline_seconds(client_seconds: float | None, default_seconds: float) -> float:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -75,6 +76,18 @@ class Call:
     @property
     def request_id(self) -> str:
         return self.metadata["x-request-id"]
+
+
+def _words_of(texts: Sequence[str]) -> inference_pb2.Chunks:
+    """Each word is a chunk, of a token a letter."""
+    found = [[match.span() for match in re.finditer(r"\S+", text)] for text in texts]
+    spans = [span for own in found for span in own]
+    return inference_pb2.Chunks(
+        offsets=np.cumsum([0, *map(len, found)]).tolist(),
+        starts=[start for start, _ in spans],
+        ends=[end for _, end in spans],
+        tokens=[end - start for start, end in spans],
+    )
 
 
 @dataclass
@@ -202,6 +215,9 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         response = inference_pb2.EncodeResponse(model_revision=revision, usage=_usage(texts), timings=_timings(number))
         forms = list(request.representations) or [inference_pb2.REPRESENTATION_DENSE]
         dimensions = request.dimensions or DIMENSIONS
+        if request.HasField("chunking"):
+            response.chunks.CopyFrom(_words_of(texts))
+            texts = [word for text in texts for word in text.split()]
         if inference_pb2.REPRESENTATION_DENSE in forms:
             dense = np.stack([vector_of(text)[:dimensions] for text in texts])
             response.dense.CopyFrom(wire.tensor(dense, request.data_type))
@@ -245,6 +261,34 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         found = _FINDERS.get(request.WhichOneof("task") or "", _labels)
         results = [found(text, request) for text in texts]
         return inference_pb2.ExtractResponse(results=results, model_revision="r1", usage=_usage(texts), timings=_timings(number))
+
+    def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Any) -> inference_pb2.TokenizeResponse:
+        """A token is a character, its id the character's number; LONGEST are kept."""
+        number = self._router.answer("Tokenize", request, context)
+        results = []
+        for index, text in enumerate(request.texts):
+            if request.truncation == inference_pb2.TRUNCATION_NONE and len(text) > LONGEST:
+                path = f"texts[{index}]"
+                refuse(context, Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG", f"{path} is too long", path))
+            result = inference_pb2.Tokenization(count=len(text), kept_tokens=min(len(text), LONGEST))
+            if not request.count_only:
+                result.ids.extend(map(ord, text))
+                result.starts.extend(range(len(text)))
+                result.ends.extend(range(1, len(text) + 1))
+                result.tokens.extend(f"_{letter}" for letter in text if request.return_tokens)
+                result.kept_end = result.kept_tokens
+            results.append(result)
+        usage = inference_pb2.Usage(input_tokens=sum(result.count for result in results))
+        revision = self._router.revision(number)
+        return inference_pb2.TokenizeResponse(
+            results=results, max_tokens=LONGEST, model_revision=revision, usage=usage, timings=_timings(number)
+        )
+
+    def Detokenize(self, request: inference_pb2.DetokenizeRequest, context: Any) -> inference_pb2.DetokenizeResponse:
+        number = self._router.answer("Detokenize", request, context)
+        texts = ["".join(map(chr, one.ids)) for one in request.sequences]
+        usage = inference_pb2.Usage(input_tokens=sum(map(len, texts)))
+        return inference_pb2.DetokenizeResponse(texts=texts, model_revision="r1", usage=usage, timings=_timings(number))
 
     def ExtractStream(self, request: inference_pb2.ExtractRequest, context: Any) -> Iterator[inference_pb2.ExtractStreamResponse]:
         """The first half of each text, void; then each text anew; then the answer."""

@@ -44,7 +44,7 @@ def test_the_paths_are_those_of_the_protos() -> None:
     ]
     paths = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
     methods = [value for value in vars(rpc).values() if isinstance(value, rpc.Method)]
-    assert len(methods) == 16
+    assert len(methods) == 18
     assert {method.path for method in methods} - paths == {"/grpc.health.v1.Health/Check"}
 
 

@@ -98,6 +98,34 @@ def test_encode_jsonl_to_jsonl_keeps_the_objects(run: Run, tmp_path: Path) -> No
     assert [(row["id"], row["body"], len(row["multi_vector"])) for row in rows] == [(1, "one two", 2), (2, "three", 1)]
 
 
+def test_encode_chunks(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"id": 1, "text": "one two"}\n{"id": 2, "text": "three"}\n')
+    asked = (
+        "encode",
+        MODEL,
+        "-i",
+        tmp_path / "in.jsonl",
+        "--chunk",
+        "tokens",
+        "--chunk-tokens",
+        "8",
+        "--chunk-overlap",
+        "2",
+        "--late",
+    )
+    assert run(*asked, "-o", tmp_path / "out.jsonl").code == 0
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [[chunk["text"] for chunk in row["chunks"]] for row in rows] == [["one", "two"], ["three"]]
+    assert [rows[0]["chunks"][1][name] for name in ("start", "end", "tokens")] == [4, 7, 3]
+    assert np.allclose(rows[0]["chunks"][1]["dense"], vector_of("two"))
+    assert run(*asked, "-o", tmp_path / "out.npz").code == 0
+    arrays = np.load(tmp_path / "out.npz")
+    assert (arrays["chunk_offsets"].tolist(), arrays["chunk_ends"].tolist(), len(arrays["dense"])) == ([0, 2, 3], [3, 7, 5], 3)
+    assert "three" in run(*asked).out
+    assert "where chunks are" in run(*asked, "-o", tmp_path / "out.npy").err
+    assert run("encode", MODEL, "x", "--late").code == 2
+
+
 def test_encode_stdin_to_stdout(run: Run) -> None:
     ran = run("encode", MODEL, "--input", "-", "--output", "-", stdin="one\ntwo\n")
     assert [json.loads(line)["text"] for line in ran.out.splitlines()] == ["one", "two"]
@@ -134,6 +162,24 @@ def test_quantized_vectors_keep_their_scales(run: Run, tmp_path: Path) -> None:
     assert stored["dense"].dtype == np.uint8
     item = run("encode", MODEL, "abc", "--data-type", "int8", "--json").json()["items"][0]
     assert set(item) == {"dense", "scale"}
+
+
+def test_tokenize_shows_tokens_counts_or_json(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("one\nfour\n")
+    ran = run("tokenize", MODEL, "ab", "x" * 60)
+    assert ran.code == 0
+    assert "_a:97 _b:98" in ran.out
+    assert "40 more" in ran.out
+    assert run("tokenize", MODEL, "--input", tmp_path / "texts.txt", "--count").out == "3\n4\n"
+    assert router.calls[-1].request.count_only  # type: ignore[attr-defined]
+    told = run("tokenize", MODEL, "ab", "--no-special", "--truncation", "end", "--json").json()
+    assert (told["model"], told["max_tokens"], told["results"][0]["ids"]) == (MODEL, 50, [97, 98])
+    assert told["results"][0]["tokens"] == ["_a", "_b"]
+    assert not router.calls[-1].request.add_special_tokens  # type: ignore[attr-defined]
+    assert run("tokenize", MODEL, "ab", "--count", "--json").json()["results"] == [{"count": 2, "kept_tokens": 2}]
+    ran = run("tokenize", MODEL, "a", "x" * 60, "--truncation", "none")
+    assert ran.code == 1
+    assert "argument 2" in ran.err
 
 
 def test_output_and_json_together(run: Run, tmp_path: Path) -> None:
@@ -782,7 +828,7 @@ def test_a_model_has_its_size_before_it_is_loaded(run: Run) -> None:
 def test_version_and_help(run: Run) -> None:
     assert run("--version").out == f"shoal {shoal.__version__}\n"
     shown = run("--help").out
-    for command in ("encode", "score", "extract", "models", "status", "top", "up", "profile", "--install-completion"):
+    for command in ("encode", "score", "extract", "tokenize", "models", "status", "top", "up", "profile", "--install-completion"):
         assert command in shown
 
 
@@ -830,7 +876,7 @@ def test_completion_and_module(router: FakeRouter) -> None:
     }
     for words, completed in (
         ("shoal sta", "status"),
-        ("shoal to", "top"),
+        ("shoal tok", "tokenize"),
         ("shoal prof", "profile"),
         ("shoal models che", "check"),
     ):

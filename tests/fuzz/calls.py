@@ -43,6 +43,8 @@ _SECONDS: Final = {
     "Score": 0.5,
     "Extract": 0.5,
     "ExtractStream": 0.5,
+    "Tokenize": 0.5,
+    "Detokenize": 0.5,
 }
 _LATE_SECONDS: Final = 15.0
 _FLYING: Final = 64

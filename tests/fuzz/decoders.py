@@ -33,7 +33,7 @@ from libs.serving.security.tokens import read_tokens
 from services.router.admission import control as admission
 from services.router.admission.routing.routes import Routes, Wanted, choose_lane, why_broken
 from services.router.admission.tenants import parse_tenants
-from services.router.admission.validation import reports, requests
+from services.router.admission.validation import answers, reports, requests, tokens
 from services.router.lanes import codec
 from services.router.lanes.codec import Stamp
 from services.router.state.view import known_models
@@ -70,17 +70,21 @@ CARDS: Final = (
     ),
 )
 
-Request = pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest
+Request = pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest | pb.TokenizeRequest | pb.DetokenizeRequest
 _VERBS: Final[Sequence[tuple[type[Request], Callable[[Any, models_pb2.ModelCard | None], requests.Sizes]]]] = (
     (pb.EncodeRequest, requests.check_encode),
     (pb.ScoreRequest, requests.check_score),
     (pb.ExtractRequest, requests.check_extract),
+    (pb.TokenizeRequest, tokens.check_tokenize),
+    (pb.DetokenizeRequest, tokens.check_detokenize),
 )
 _ITEMS: Final = [pb.Item(text="a text"), pb.Item(text="another")]
 GOOD: Final[Mapping[type[Message], Message]] = {
     pb.EncodeRequest: pb.EncodeRequest(model="org/name", items=_ITEMS),
     pb.ScoreRequest: pb.ScoreRequest(model="org/name", query=pb.Item(text="a query"), documents=_ITEMS),
     pb.ExtractRequest: pb.ExtractRequest(model="org/name", items=_ITEMS, classify=pb.ClassifyTask(labels=["good", "bad"])),
+    pb.TokenizeRequest: pb.TokenizeRequest(model="org/name", texts=["a text", "another"]),
+    pb.DetokenizeRequest: pb.DetokenizeRequest(model="org/name", sequences=[pb.TokenIds(ids=[1, 2, 3])]),
 }
 
 
@@ -105,7 +109,7 @@ def _try_request(data: bytes) -> None:
         request = decode.parse(kind, data[1:])
     except InvalidInput:
         return
-    assert isinstance(request, pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest)
+    assert isinstance(request, Request)
     for card in CARDS:
         try:
             sizes = check(request, card)
@@ -116,11 +120,15 @@ def _try_request(data: bytes) -> None:
 
 
 def _check_jobs(request: Request, sizes: requests.Sizes, card: models_pb2.ModelCard | None) -> None:
-    costs, repeated = admission.price(sizes, card, request.truncation)
+    if isinstance(request, pb.TokenizeRequest | pb.DetokenizeRequest):
+        with suppress(InvalidInput):
+            answers.check_tokens(request, card, readable=4 << 20)
+        costs, repeated = admission.price_reading(sizes), 0
+    else:
+        costs, repeated = admission.price(sizes, card, request.truncation)
     parts = admission.split(costs, 64, repeated)
     covered = [index for part in parts for index in range(part.first, part.first + part.count)]
-    items = request.documents if isinstance(request, pb.ScoreRequest) else request.items
-    if covered != list(range(len(items))):
+    if covered != list(range(len(sizes.items))):
         raise Broken("the jobs of a request are not its items, each once")
     names = [f"job-{part.first}" for part in parts]
     make: Callable[..., list[bytes]] = codec.job_payloads
@@ -177,7 +185,7 @@ _JOBS: Final = messages.Maker(
     WORDS,
     *(
         worker_pb2.Job(job_id="j", **{name: GOOD[kind]})  # type: ignore[arg-type]
-        for name, (kind, _) in zip(("encode", "score", "extract"), _VERBS, strict=True)
+        for name, (kind, _) in zip(("encode", "score", "extract", "tokenize", "detokenize"), _VERBS, strict=True)
     ),
 )
 

@@ -23,6 +23,7 @@ from services.edge.messages.base import Answer, Problem, Question, Received, Rou
 from services.edge.messages.names import Names
 from services.edge.messages.names import Target as Alias
 from services.edge.routes import Table
+from tests.edge.parts import tokenized
 from tests.fuzz import messages, mutate
 from tests.fuzz.target import Broken, Random, Target, plain
 
@@ -175,6 +176,10 @@ def _reply(random: Random, question: Question, *, is_right: bool) -> Message:
         return pb.ExtractResponse(
             results=[_extraction(random) for _ in (message.items if is_right else range(random.randrange(3)))]
         )
+    if isinstance(kind, pb.TokenizeResponse):
+        return tokenized(message if is_right else pb.TokenizeRequest(texts=["text"] * random.randrange(3)))
+    if isinstance(kind, pb.DetokenizeResponse):
+        return pb.DetokenizeResponse(texts=["text"] * (len(message.sequences) if is_right else random.randrange(3)))
     if isinstance(kind, models_pb2.ListModelsResponse):
         return models_pb2.ListModelsResponse(models=[_model(random) for _ in range(random.randrange(3))])
     if isinstance(kind, models_pb2.GetModelResponse):

@@ -126,7 +126,7 @@ def test_a_sequence_that_is_written_again_begins_again(model: WriterModel) -> No
 def grammars(model: WriterModel) -> Grammars:
     reader = model._reader
     assert isinstance(reader, TextReader)
-    return Grammars(reader._tokenizer, reader.writer.settings.vocabulary or 0, reader.writer.settings.stops)
+    return Grammars(reader.tokenizer, reader.writer.settings.vocabulary or 0, reader.writer.settings.stops)
 
 
 def ids_of(bits: Bits) -> Ids:

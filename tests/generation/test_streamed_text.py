@@ -17,9 +17,9 @@ TEXT = "naïve \N{GRINNING FACE} and 日本語, \N{HOT BEVERAGE}\N{VARIATION SEL
 def test_a_text_grows_by_whole_characters(kind: Kind, tmp_path: Path) -> None:
     write_tokenizer(kind, tmp_path, 300)
     reader = TextReader.__new__(TextReader)
-    reader._tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    ids = reader._tokenizer.encode(TEXT, add_special_tokens=False).ids
-    whole = reader._tokenizer.decode(ids).strip()
+    reader.tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    ids = reader.tokenizer.encode(TEXT, add_special_tokens=False).ids
+    whole = reader.tokenizer.decode(ids).strip()
     texts = [reader.text(ids[:count]).strip() for count in range(len(ids) + 1)]
     assert all("\ufffd" not in text for text in texts)
     assert all(whole.startswith(text) for text in texts)

@@ -100,13 +100,13 @@ def test_a_model_that_may_call_writes_text_or_whole_calls(tmp_path: Path) -> Non
     write_caller(tmp_path)
     model = load(tmp_path)
     reader: Any = model._reader
-    reader._tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<think>"])
-    vocabulary = reader._tokenizer.get_vocab_size()
+    reader.tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<think>"])
+    vocabulary = reader.tokenizer.get_vocab_size()
     reader._grammars._vocabulary = vocabulary
     grammar = reader._grammars.of_tools(asked(), HERMES)
     assert grammar is not None
-    number = reader._tokenizer.token_to_id
-    ids = [*reader._tokenizer.encode("<think>the text", add_special_tokens=False).ids, number("<tool_call>")]
+    number = reader.tokenizer.token_to_id
+    ids = [*reader.tokenizer.encode("<think>the text", add_special_tokens=False).ids, number("<tool_call>")]
     following = grammar.allows()
 
     def allowed() -> list[int]:
@@ -116,7 +116,7 @@ def test_a_model_that_may_call_writes_text_or_whole_calls(tmp_path: Path) -> Non
     chance = np.random.default_rng(3)
     while (now := allowed()) and not set(now) & set(reader._grammars._stops) and len(ids) < 300:
         ids.append(int(chance.choice(now)))
-    text, (call, *_) = HERMES.read(reader._tokenizer.decode(ids, skip_special_tokens=False))
+    text, (call, *_) = HERMES.read(reader.tokenizer.decode(ids, skip_special_tokens=False))
     assert text.startswith("<think>the text")
     jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
 

@@ -125,6 +125,8 @@ def flat(result: Result) -> NDArray[np.float32]:
             labels = [score for item in result.items for _, score in sorted((one.label, one.score) for one in item.labels)]
             entities = [part for item in result.items for one in item.entities for part in (one.start, one.end, one.score)]
             return np.array(labels + entities)
+        case _:
+            raise TypeError(f"no model of these answers with a {type(result).__name__}")
 
 
 def test_fifty_models_on_one_worker(one_worker: Cluster, cards: dict[str, Card], checkpoints: Path) -> None:

@@ -414,6 +414,10 @@ def _pre_tokenizers(*parts: object) -> dict[str, object]:
     return {"type": "Sequence", "pretokenizers": list(parts)}
 
 
+def _decoders(*parts: object) -> dict[str, object]:
+    return {"type": "Sequence", "decoders": list(parts)}
+
+
 BYTES_AS_LETTERS: Final = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}
 SPACES: Final = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True}
 CHARSMAP: Final = base64.b64encode(bytes(4) + b"x" * 5000 + b"\0").decode()
@@ -443,6 +447,10 @@ BOMBS: Final[Mapping[str, tuple[dict[str, object], str]]] = {
     "a charsmap": ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": CHARSMAP}}, "can make 152 bytes"),
     "bytes of bytes": ({"normalizer": _normalizers(*[{"type": "ByteLevel"}] * 20)}, "`normalizer` can make"),
     "bytes of bytes of words": ({"pre_tokenizer": _pre_tokenizers(*[BYTES_AS_LETTERS] * 20)}, "`pre_tokenizer` can make"),
+    "a decoder that grows": ({"decoder": _replace({"String": "a"}, "a" * 200)}, "`decoder` can make 200 bytes of one"),
+    "decoders in a row": ({"decoder": _decoders(*[_replace({"Regex": "(?=.)"}, "a")] * 20)}, "`decoder` can make"),
+    "a decoder for ever": ({"decoder": _replace({"Regex": "(a+)+$"}, "")}, "for ever"),
+    "a long suffix": ({"decoder": {"type": "BPEDecoder", "suffix": "a" * 2000}}, "`decoder` has a text of 2,000 characters"),
     "spaces before spaces": ({"pre_tokenizer": _pre_tokenizers(*[SPACES] * 20)}, "`pre_tokenizer` can make"),
     "parts": ({"normalizer": _normalizers(*[{"type": "NFKC"}] * 1000)}, "`normalizer` has 1,001 parts"),
     "long added tokens": ({"added_tokens": _added("x" * 5000)}, "`added_tokens` has a token of 5,000 characters"),

@@ -153,7 +153,7 @@ def test_phrases_that_have_no_place_are_left_out(written: tuple[Any, Path, Write
     def labels(model: WriterModel) -> list[str]:
         reader = model._reader
         assert isinstance(reader, FlorenceReader)
-        ids = np.array(reader._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        ids = np.array(reader.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
         work = work_on([pictures()[0]], instruction="<CAPTION_TO_PHRASE_GROUNDING> it")
         _, notes = reader.prepare(work, go_on_anyway)
         return [region.label for region in reader.finish(work, notes, [WrittenIds(ids, "stop")]).items[0].regions]
@@ -189,9 +189,9 @@ def test_what_may_be_left_out_is_not_told(written: tuple[Any, Path, WriterModel]
     _, _, model = written
     reader = model._reader
     assert isinstance(reader, FlorenceReader)
-    ids = reader._tokenizer.encode("a <pa b <pad> c </s", add_special_tokens=False).ids
+    ids = reader.tokenizer.encode("a <pa b <pad> c </s", add_special_tokens=False).ids
     job = model.prepare(work_on(pictures()[:1], text_kind="ocr"))
-    whole = model.text(job, [*ids, *reader._tokenizer.encode("> d", add_special_tokens=False).ids])
+    whole = model.text(job, [*ids, *reader.tokenizer.encode("> d", add_special_tokens=False).ids])
     assert all(whole.startswith(model.text(job, ids[:count])) for count in range(len(ids) + 1))
 
 

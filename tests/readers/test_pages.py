@@ -178,7 +178,7 @@ def test_a_form_deeper_than_a_message_is_a_text_alone(tmp_path: Path) -> None:
     for levels, whole in ((20, True), (40, False)):
         names = [f"<s_{'a' * number}>" for number in range(1, levels)]
         tags = "".join(["<s_answer>", *names, "x", *(name.replace("<", "</") for name in reversed(names)), "</s_answer>"])
-        ids = np.array(reader._tokenizer.encode(tags, add_special_tokens=False).ids, np.int32)
+        ids = np.array(reader.tokenizer.encode(tags, add_special_tokens=False).ids, np.int32)
         found = reader._extraction("<s_docvqa>", WrittenIds(ids, "stop"))
         assert found.text == tags
         assert (found.json is not None) == whole

@@ -79,12 +79,35 @@ def extract_answer(request: pb.ExtractRequest) -> pb.ExtractResponse:
     return pb.ExtractResponse(results=results, model_revision="r1")
 
 
+def tokenize_answer(request: pb.TokenizeRequest) -> pb.TokenizeResponse:
+    """A token is a character, and its id the character's number."""
+    results = []
+    for text in request.texts:
+        counted = pb.Tokenization(count=len(text), kept_tokens=len(text))
+        if not request.count_only:
+            counted.ids.extend(map(ord, text))
+            counted.starts.extend(range(len(text)))
+            counted.ends.extend(range(1, len(text) + 1))
+        results.append(counted)
+    return pb.TokenizeResponse(results=results, max_tokens=512, model_revision="r1", usage=pb.Usage(input_tokens=len(results)))
+
+
+def detokenize_answer(request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
+    """As tokenize_answer, the other way."""
+    texts = ["".join(map(chr, one.ids)) for one in request.sequences]
+    return pb.DetokenizeResponse(texts=texts, model_revision="r1", usage=pb.Usage(input_tokens=len(texts)))
+
+
 def answer(job: worker_pb2.Job) -> worker_pb2.JobResult:
     operation = job.WhichOneof("operation")
     if operation == "encode":
         return worker_pb2.JobResult(encode=encode_answer(job.encode))
     if operation == "score":
         return worker_pb2.JobResult(score=score_answer(job.score))
+    if operation == "tokenize":
+        return worker_pb2.JobResult(tokenize=tokenize_answer(job.tokenize))
+    if operation == "detokenize":
+        return worker_pb2.JobResult(detokenize=detokenize_answer(job.detokenize))
     return worker_pb2.JobResult(extract=extract_answer(job.extract))
 
 

@@ -25,7 +25,8 @@ ANY = answer_bytes_of("-1")
 def test_every_kind_of_answer_has_a_bound_that_is_in_the_table() -> None:
     tasks = [f"extract.{field.name}" for field in pb.ExtractRequest.DESCRIPTOR.oneofs_by_name["task"].fields]
     forms = [name.removeprefix("REPRESENTATION_").lower() for name, number in pb.Representation.items() if number]
-    assert set(answers.BOUNDS) == {*tasks, *(f"encode.{form}" for form in forms), "score"}
+    kinds = {*tasks, *(f"encode.{form}" for form in forms), "encode.chunks", "score", "tokenize", "detokenize"}
+    assert set(answers.BOUNDS) == kinds
     assert {limit for bounds in answers.BOUNDS.values() for limit in bounds} <= set(limits.ALL)
     assert all(answers.BOUNDS.values())
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from shoal.errors import ShoalError
     from shoal.handle import ModelHandle
     from shoal.results import (
+        Chunk,
+        Chunks,
         Delta,
         EncodeResult,
         Entity,
@@ -40,14 +42,19 @@ if TYPE_CHECKING:
     )
     from shoal.schema import Schema
     from shoal.status import Mesh, Model, Placement
-    from shoal.tasks import Classify, Document, Entities, Parts, ReadText, Regions, Relations
+    from shoal.tasks import Chunking, Classify, Document, Entities, Parts, ReadText, Regions, Relations, Span
+    from shoal.tokens import DetokenizeResult, TokenizeResult, Tokens
     from shoal.transport.trust import Tls, TokenFile
 
 _MODULES = {
     "AsyncClient": "client",
+    "Chunk": "results",
+    "Chunking": "tasks",
+    "Chunks": "results",
     "Classify": "tasks",
     "Client": "client",
     "Delta": "results",
+    "DetokenizeResult": "tokens",
     "Document": "tasks",
     "EncodeResult": "results",
     "Entities": "tasks",
@@ -68,17 +75,24 @@ _MODULES = {
     "Schema": "schema",
     "ScoreResult": "results",
     "ShoalError": "errors",
+    "Span": "tasks",
     "Sparse": "results",
     "Tls": "transport.trust",
     "TokenFile": "transport.trust",
+    "TokenizeResult": "tokens",
+    "Tokens": "tokens",
     "ToolCall": "results",
 }
 
 __all__ = [
     "AsyncClient",
+    "Chunk",
+    "Chunking",
+    "Chunks",
     "Classify",
     "Client",
     "Delta",
+    "DetokenizeResult",
     "Document",
     "EncodeResult",
     "Entities",
@@ -99,9 +113,12 @@ __all__ = [
     "Schema",
     "ScoreResult",
     "ShoalError",
+    "Span",
     "Sparse",
     "Tls",
     "TokenFile",
+    "TokenizeResult",
+    "Tokens",
     "ToolCall",
     "__version__",
     "errors",

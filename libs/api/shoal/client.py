@@ -18,7 +18,7 @@ from shoal.transport.blocking import BlockingTransport, blocking
 from shoal.transport.methods import EXTRACT_STREAM, WATCH_MESH
 from shoal.transport.trust import Tls
 from shoal.v1 import mesh_pb2
-from shoal.verbs import inference, operation
+from shoal.verbs import inference, operation, tokens
 from shoal.verbs.base import ClientBase, ModelsBase
 
 
@@ -39,6 +39,8 @@ class AsyncClient(ClientBase):
     entities = inference.entities
     classify = inference.classify
     relations = inference.relations
+    tokenize = tokens.tokenize
+    detokenize = tokens.detokenize
     mesh = operation.mesh
     explain = operation.explain
     healthy = operation.healthy
@@ -108,6 +110,8 @@ class Client(ClientBase):
     entities = blocking(inference.entities)
     classify = blocking(inference.classify)
     relations = blocking(inference.relations)
+    tokenize = blocking(tokens.tokenize)
+    detokenize = blocking(tokens.detokenize)
     mesh = blocking(operation.mesh)
     explain = blocking(operation.explain)
     healthy = blocking(operation.healthy)

@@ -149,9 +149,54 @@ class Sparse:
         return csr_array((self.data, self.indices, self.indptr), shape=self.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of an item's text. `start` and `end` (exclusive) count Unicode code points, as Python's strings do.
+
+    `row`: its row in each representation. `tokens`: that its vectors are made of. `text`: the text from `start` to `end`.
+    """
+
+    row: int
+    start: int
+    end: int
+    tokens: int
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunks:
+    """The chunks of a call's items: `chunks[i]` are those of item i, in order. Chunk `row` has row `row` of each representation.
+
+    The chunks of item i are rows `offsets[i]` to `offsets[i + 1]`; a `skipped` item has none. `texts`: of the items.
+    """
+
+    offsets: Integers  # [items + 1]
+    starts: Integers  # [chunks]
+    ends: Integers  # [chunks]
+    tokens: Integers  # [chunks]
+    texts: Sequence[str] = ()
+
+    def __repr__(self) -> str:
+        return f"Chunks({len(self)} items, {len(self.starts)} chunks)"
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, item: int) -> list[Chunk]:
+        item = _row(item, len(self))
+        text = self.texts[item] if self.texts else ""
+        rows = range(int(self.offsets[item]), int(self.offsets[item + 1]))
+        places = ((row, int(self.starts[row]), int(self.ends[row])) for row in rows)
+        return [Chunk(row, start, end, int(self.tokens[row]), text[start:end]) for row, start, end in places]
+
+    def __iter__(self) -> Iterator[list[Chunk]]:
+        return (self[item] for item in range(len(self)))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodeResult:
-    """Row i of each representation is for item i. A representation that was not requested raises ValueError.
+    """Row i of each representation is for item i, or for chunk i of a call with `chunking`. A representation that was not requested
+    raises ValueError.
 
     The row of a `skipped` item is NaN in dense vectors (0 in "binary", which has no NaN), and has no entries in the other forms.
     """
@@ -163,6 +208,7 @@ class EncodeResult:
     timings: Timings
     revision: str
     skipped: tuple[Skipped, ...] = ()
+    _chunks: Chunks | None = None
 
     def __repr__(self) -> str:
         parts = {"dense": self._vectors, "sparse": self._sparse, "multi_vector": self._multi_vector}
@@ -193,6 +239,18 @@ class EncodeResult:
     def multi_vector(self) -> Ragged:
         """One matrix of token vectors an item."""
         return self._multi_vector if self._multi_vector is not None else self._missing("multi_vector")
+
+    @property
+    def chunks(self) -> Chunks:
+        """The chunks of each item, of a call with `chunking`; else raises ValueError."""
+        if self._chunks is None:
+            raise ValueError("this result has no chunks: request them with chunking=Chunking()")
+        return self._chunks
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the items were divided into chunks."""
+        return self._chunks is not None
 
     def dequantize(self) -> Floats:
         """The dense vectors as float32 [items, dimensions], for any data type."""

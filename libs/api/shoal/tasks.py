@@ -84,6 +84,39 @@ Aggregation = Literal["none", "simple", "first", "average", "max"]
 Given = Entity | tuple[int, int] | tuple[int, int, str]
 
 
+ChunkMethod = Literal["sentences", "tokens", "markdown", "spans"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a text that is to be a chunk: code points, `end` exclusive. `context`: read before the chunk, as it is."""
+
+    start: int
+    end: int
+    context: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """Divide each text into chunks with vectors of their own: `Chunking(max_tokens=256)`.
+
+    `method`: "sentences" (whole paragraphs and sentences, as many as fit), "tokens", "markdown" (at headings and blocks), or
+    "spans". `max_tokens`: of a chunk; 0: 512, or as many as the model takes if those are fewer. `overlap`: tokens that a chunk
+    repeats of the one before, at most half of `max_tokens`. `late`: the model reads each text whole, and a chunk's vector is pooled
+    from the states of its tokens (late chunking).
+
+    `contexts`: for each text, what is read before each of its chunks, such as a title. `spans`: for each text its chunks, of method
+    "spans": `Span` or (start, end).
+    """
+
+    method: ChunkMethod = "sentences"
+    max_tokens: int = 0
+    overlap: int = 0
+    late: bool = False
+    contexts: Sequence[str] = ()
+    spans: Sequence[Sequence[Span | tuple[int, int]]] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entities:
     """Find named entities in text. `labels`: required by zero-shot models, else a subset of the model's own. `threshold` 0..1.

@@ -25,6 +25,7 @@ from libs.models.graphs.graphs import Graphs
 from libs.models.loaded.tiers import Arena, ParkedModel
 from libs.models.results import Extraction, ExtractResult, PageText, Result
 from libs.models.text.checks import need_task
+from libs.models.text.tokens import TokenProcessor
 from libs.models.work import (
     WRITE,
     Between,
@@ -37,6 +38,7 @@ from libs.models.work import (
     RegionsWork,
     TextWork,
     TokenScore,
+    TokenWork,
     Unfinished,
     Work,
     WriteWork,
@@ -109,6 +111,7 @@ class WriterModel:
         """`memory_bytes`: of the accelerator, for all models; 0: all that it has."""
         writer = reader.writer
         self.card, self._reader = card, reader
+        self._tokens = TokenProcessor(card, reader.tokenizer)
         self.data_type = str(writer.decoder.dtype).removeprefix("torch.")
         inputs = card.max_tokens if writer.has_cross else 0
         longest = writer.max_positions
@@ -133,6 +136,8 @@ class WriterModel:
 
     def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         """The prompts of a job; thread-safe. Pages with a text layer need none, unless the work says so."""
+        if isinstance(work, TokenWork):
+            return self._tokens.prepare(work, go_on)
         need_task(work, self.card)
         if isinstance(work, RegionsWork):
             sequences, of_reader = self._reader.prepare(work, go_on)
@@ -154,6 +159,8 @@ class WriterModel:
         return Prepared(without_images(work), WRITE, sequences, notes=notes, fields=fields, image_tokens=images)
 
     def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
+        if isinstance(prepared.work, TokenWork):
+            return self._tokens.finish(prepared)
         notes = prepared.notes
         written = [output for output in outputs if isinstance(output, WrittenIds)]
         if not isinstance(notes, _Notes) or len(written) != len(outputs):

@@ -184,10 +184,12 @@ def token_text(tokenizer: Tokenizer, number: int) -> str:
 class Reader(Protocol):
     """`prepare` (preparing threads) -> `requests` (the device thread) -> the decode loop -> `finish` (finishing threads).
 
-    One sequence for each text that is written, in the order of items (and of an item's pages). `writer`: what the loop runs.
+    One sequence for each text that is written, in the order of items (and of an item's pages).
+    `writer`: what the loop runs. `tokenizer`: the model's.
     """
 
     writer: Writer
+    tokenizer: Tokenizer
 
     @property
     def tool_form(self) -> ToolForm | None:

@@ -33,7 +33,7 @@ class TextReader:
     def __init__(self, card: Card, writer: Writer, root: Path, tokenizer: Tokenizer) -> None:
         """`root`: where the tokenizer's files are. Raises ModelBroken for a chat template that cannot be used."""
         self.writer = writer
-        self._card, self._tokenizer = card, tokenizer
+        self._card, self.tokenizer = card, tokenizer
         self._text = TextProcessor(tokenizer, limit=card.max_tokens, segments=False)
         self._grammars = Grammars(tokenizer, writer.settings.vocabulary or writer.vocabulary, writer.settings.stops)
         self._chat = ChatTemplate(card, root) if card.template else None
@@ -51,7 +51,7 @@ class TextReader:
             refuse_schema(work, self._card)
         if self._chat is None:
             refuse_chat(work, self._card)
-        every = asked(work, self._card, self.writer.settings, self._tokenizer.decode, self._grammar(work))
+        every = asked(work, self._card, self.writer.settings, self.tokenizer.decode, self._grammar(work))
         found: list[InputSequence] = []
         for parts, own in zip(items_as_parts(work), every, strict=True):
             go_on()
@@ -88,11 +88,11 @@ class TextReader:
         return True
 
     def text(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids).rstrip(_INCOMPLETE)
+        return self.tokenizer.decode(ids).rstrip(_INCOMPLETE)
 
     def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
-        own_text = partial(token_text, self._tokenizer)
-        items = [extraction(work, self._tokenizer.decode(each.ids.tolist()), each, own_text, self.tool_form) for each in written]
+        own_text = partial(token_text, self.tokenizer)
+        items = [extraction(work, self.tokenizer.decode(each.ids.tolist()), each, own_text, self.tool_form) for each in written]
         return ExtractResult(items, sum(len(each.ids) for each in written))
 
     def _ids(self, text: str, field: str, work: TextWork, go_on: GoOn) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:

@@ -22,7 +22,7 @@ from libs.models.images.patches import ImageInput
 from libs.models.images.texts import ImageModelTexts
 from libs.models.recall import JobRecall, Recall
 from libs.models.results import EncodeResult, Extraction, ExtractResult, Result, ScoreResult
-from libs.models.text.checks import hypotheses, need_labels, need_task, unsupported
+from libs.models.text.checks import hypotheses, need_labels, need_task, refuse_chunks, unsupported
 from libs.models.text.processing import answers
 from libs.models.text.processing.embedding import asked_forms, check_encode
 from libs.models.text.processing.entities import softmax
@@ -80,6 +80,7 @@ class ImageProcessor:
 
     def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         need_task(work, self._card)
+        refuse_chunks(work, self._card)
         match work:
             case EncodeWork():
                 check_encode(work, asked_forms(work, self._card), self._card)

@@ -33,6 +33,7 @@ from libs.models.packed_model import PackedModel
 from libs.models.processor import Processor
 from libs.models.recall import Recall
 from libs.models.text.loading import Tokenising, without_int8
+from libs.models.text.tokens import TokenProcessor
 from libs.models.trunk import Trunk
 
 log = logging.getLogger(__name__)
@@ -46,9 +47,10 @@ def load_image_model(
     card = read_card(directory, model_id, overrides)
     card, dtype = without_int8(card, device, dtype)
     with copying(device):
-        card, trunks, processor, recall = _parts(directory, card, dtype, device)
+        card, trunks, processor, recall, texts = _parts(directory, card, dtype, device)
         model = PackedModel(card, trunks, Tokenising(processor), Names({}, (), {}), device)
         model.recall = recall
+        model.tokens = None if texts is None else TokenProcessor(card, texts.tokenizer)
         if device.type != "cpu":
             model.gather()
     if dtype is not torch.float32:
@@ -59,17 +61,17 @@ def load_image_model(
 
 def _parts(
     directory: Path, card: Card, dtype: torch.dtype, device: torch.device
-) -> tuple[Card, Sequence[Trunk], Processor, Recall | None]:
+) -> tuple[Card, Sequence[Trunk], Processor, Recall | None, ImageModelTexts | None]:
     if "regions" in card.tasks:
         detector = load_detector(directory, dtype=dtype, device=device)
         images = detector_size(detector)
         card = replace(card, max_tokens=images.max_tokens, images=images)
-        return card, (detector.trunk,), RegionsProcessor(card, detector), None
+        return card, (detector.trunk,), RegionsProcessor(card, detector), None, None
     loaded = load_images(directory, dtype=dtype, device=device)
     texts = _texts(directory, card, loaded)
     card = _measured(card, loaded, texts)
     recall = Recall(card.model, card.revision, dtype, loaded.input)
-    return card, loaded.trunks, _processor(card, loaded, texts, recall), recall
+    return card, loaded.trunks, _processor(card, loaded, texts, recall), recall, texts
 
 
 def detector_size(detector: Detector) -> ImageSize:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from libs.catalog.checkpoint.files import need_config, read_config
 from libs.catalog.kinds.vision.images import OPEN_CLIP, is_open_clip
@@ -46,6 +47,10 @@ class ImageModelTexts:
 
     def __init__(self, text: TextProcessor, rules: TextRules) -> None:
         self._text, self._rules = text, rules
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._text.tokenizer
 
     @property
     def filled(self) -> int:

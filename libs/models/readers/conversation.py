@@ -172,7 +172,7 @@ class ConversationReader:
 
     def __init__(self, card: Card, model: ConversationModel) -> None:
         self.writer, self.tool_form = model.writer, None
-        self._card, self._input, self._tokenizer = card, model.parts.input, model.tokenizer
+        self._card, self._input, self.tokenizer = card, model.parts.input, model.tokenizer
         settings = model.writer.settings
         self._grammars = Grammars(model.tokenizer, settings.vocabulary or model.writer.vocabulary, settings.stops)
         self._conversation = model.conversation
@@ -243,11 +243,11 @@ class ConversationReader:
         return ExtractResult(items, sum(len(each.ids) for each in written))
 
     def _token_text(self, number: int) -> str:
-        return token_text(self._tokenizer, number) if self._skips else self._decoded([number])
+        return token_text(self.tokenizer, number) if self._skips else self._decoded([number])
 
     def _decoded(self, ids: Sequence[int]) -> str:
         kept = list(ids) if self._skips else [each for each in ids if each not in self.writer.settings.stops]
-        return self._tokenizer.decode(kept, skip_special_tokens=self._skips)
+        return self.tokenizer.decode(kept, skip_special_tokens=self._skips)
 
     def _asked(self, item: tuple[Part, ...], work: TextWork) -> list[Part]:
         """The item, with what is asked about it: the request's instruction, the card's or the usual one for its kind."""

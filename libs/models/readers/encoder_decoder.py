@@ -225,7 +225,7 @@ class EncoderDecoderReader:
 
     def __init__(self, card: Card, model: EncoderDecoder) -> None:
         self.writer, self.tool_form = model.writer, None
-        self._card, self._model, self._tokenizer = card, model, model.tokenizer
+        self._card, self._model, self.tokenizer = card, model, model.tokenizer
         added = [token.content for token in model.tokenizer.get_added_tokens_decoder().values()]
         self._categories = frozenset(token for token in added if token.startswith("<") and token.endswith("/>"))
 
@@ -242,7 +242,7 @@ class EncoderDecoderReader:
         if work.instruction.strip() and self._model.prompt is None:
             raise TaskNotSupported(f"{self._card.model} reads the text of an image, and takes no instruction", field=donut.FIELD)
         prompt = "" if self._model.prompt is None else self._model.prompt.text(work.instruction)
-        asked = _Asked(tuple(self._tokenizer.encode(prompt, add_special_tokens=False).ids), work.max_tokens)
+        asked = _Asked(tuple(self.tokenizer.encode(prompt, add_special_tokens=False).ids), work.max_tokens)
         if len(asked.prompt) >= self.writer.max_positions:
             most = self.writer.max_positions - 1
             raise InputTooLong(
@@ -267,7 +267,7 @@ class EncoderDecoderReader:
         return True
 
     def text(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=self._model.prompt is None).rstrip("�")
+        return self.tokenizer.decode(ids, skip_special_tokens=self._model.prompt is None).rstrip("�")
 
     def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
         if not isinstance(notes, str):
@@ -277,8 +277,8 @@ class EncoderDecoderReader:
 
     def _extraction(self, prompt: str, written: WrittenIds) -> Extraction:
         if self._model.prompt is None:
-            return Extraction(text=self._tokenizer.decode(written.ids.tolist()).strip(), finish=written.finish)
-        own = self._tokenizer.decode(written.ids.tolist(), skip_special_tokens=False)
+            return Extraction(text=self.tokenizer.decode(written.ids.tolist()).strip(), finish=written.finish)
+        own = self.tokenizer.decode(written.ids.tolist(), skip_special_tokens=False)
         for token in ("<s>", "</s>", "<pad>"):
             own = own.replace(token, "")
         whole = re.sub(r"<.*?>", "", prompt + own, count=1).strip()  # the tag of the task

@@ -198,7 +198,7 @@ class FlorenceReader:
 
     def __init__(self, card: Card, model: Florence) -> None:
         self.writer, self.tool_form = model.writer, None
-        self._card, self._model, self._tokenizer = card, model, model.tokenizer
+        self._card, self._model, self.tokenizer = card, model, model.tokenizer
         self._ends = [self._special(each) for each in _FRAME[:2]]
 
     def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
@@ -264,7 +264,7 @@ class FlorenceReader:
 
     def _plain(self, ids: list[int]) -> str:
         """The text with its places, without the tokens that frame it."""
-        text = self._tokenizer.decode(ids, skip_special_tokens=False)
+        text = self.tokenizer.decode(ids, skip_special_tokens=False)
         for token in _FRAME:
             text = text.replace(token, "")
         return text
@@ -273,7 +273,7 @@ class FlorenceReader:
         self, prompt: str, pixels: np.ndarray[tuple[int, ...], np.dtype[np.generic]], most: int, field: str
     ) -> InputSequence:
         tokens = self._model.tokens
-        own = self._tokenizer.encode(prompt, add_special_tokens=False).ids
+        own = self.tokenizer.encode(prompt, add_special_tokens=False).ids
         if tokens + len(own) + 2 > self._card.max_tokens:
             left = self._card.max_tokens - tokens - 2
             raise InputTooLong(f"the prompt has {len(own):,} tokens; the model takes {left:,} beside an image", field=field)
@@ -282,7 +282,7 @@ class FlorenceReader:
         return InputSequence(ids, rows=rows, input=np.array([most], np.int32))
 
     def _special(self, token: str) -> int:
-        number = self._tokenizer.token_to_id(token)
+        number = self.tokenizer.token_to_id(token)
         if number is None:
             raise ModelBroken(f"tokenizer.json: has no token {token!r}, which frames Florence-2's prompts")
         return number

@@ -61,6 +61,12 @@ def refuse_parts(work: Work) -> None:
         raise TaskNotSupported("the model reads one text an item, not several parts", field=parts[1].field.rpartition(".")[0])
 
 
+def refuse_chunks(work: Work, card: Card) -> None:
+    """Raises TaskNotSupported, for a model that reads more than texts, if texts are to be divided."""
+    if isinstance(work, EncodeWork) and work.chunking is not None:
+        raise TaskNotSupported(f"{card.model} reads images: chunks are for models of texts alone", field="chunking")
+
+
 def unsupported(work: Work, card: Card) -> TaskNotSupported:
     """The error for a task that the card names and its processor does not implement, to be raised by the caller."""
     return TaskNotSupported(f"{card.model} cannot {_VERBS[_TASKS[type(work)]]}", field="model")

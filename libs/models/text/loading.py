@@ -29,9 +29,10 @@ from libs.models.text.kinds import kind_of
 from libs.models.text.kinds.kind import Parts
 from libs.models.text.registry import build_encoder, default_dtype, names_of
 from libs.models.text.tokenising.tokenizer import failing
+from libs.models.text.tokens import TokenProcessor
 from libs.models.trunk import Trunk
 from libs.models.weights import TensorFile
-from libs.models.work import GoOn, Output, Prepared, Work
+from libs.models.work import GoOn, ModelWork, Output, Prepared
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ def _load(directory: Path, model_id: str, device: torch.device, dtype: torch.dty
         built = kind.build(Parts(card, directory, encoder, state, rest, device, quantised))
         trunks, processor = (Trunk(encoder, built.heads), *built.trunks), Tokenising(TextsAlone(built.processor))
         model = PackedModel(card, trunks, processor, names, device, lambda: _tensors(directory, card)[0])
+        model.tokens = TokenProcessor(card, built.tokenizer)
         model.add_own_adapters(adapters, directory, factors)
         if device.type != "cpu":
             model.gather()
@@ -116,7 +118,7 @@ class TextsAlone:
     def __init__(self, processor: Processor) -> None:
         self._processor = processor
 
-    def prepare(self, work: Work, go_on: GoOn) -> Prepared:
+    def prepare(self, work: ModelWork, go_on: GoOn) -> Prepared:
         refuse_parts(work)
         return self._processor.prepare(work, go_on)
 
@@ -130,7 +132,7 @@ class Tokenising:
     def __init__(self, processor: Processor) -> None:
         self._processor = processor
 
-    def prepare(self, work: Work, go_on: GoOn) -> Prepared:
+    def prepare(self, work: ModelWork, go_on: GoOn) -> Prepared:
         with failing(_cannot_tokenise):
             return self._processor.prepare(work, go_on)
 

@@ -30,6 +30,7 @@ from libs.models.text.loading import DTYPES, TextsAlone, Tokenising, broken_toke
 from libs.models.text.processing.embedding import EmbeddingProcessor, Framed
 from libs.models.text.tokenising.text import TextProcessor, Where, too_long
 from libs.models.text.tokenising.tokenizer import FILE, MAX_BYTES, failing, largest_id, load_tokenizer
+from libs.models.text.tokens import TokenProcessor
 from libs.models.trunk import Trunk
 from libs.models.weights import TensorFile
 from libs.models.work import GoOn, InputSequence, Role, Truncation
@@ -64,6 +65,7 @@ def load_static_model(directory: Path, model_id: str, device: torch.device, over
         processor = StaticProcessor(card, tokenizer, limit, empty=len(table) - 1)
         trunk = Trunk(encoder.requires_grad_(False).eval(), {"dense": head})
         model = PackedModel(card, (trunk,), Tokenising(TextsAlone(processor)), Names({}, (), {}), device)
+        model.tokens = TokenProcessor(card, tokenizer, min(card.max_tokens, limit or card.max_tokens))
         if device.type != "cpu":
             model.gather()
     return model

@@ -15,7 +15,17 @@ def _methods(service: str, *names: str) -> frozenset[str]:
 
 
 _USE: Final = (
-    _methods("shoal.v1.InferenceService", "Encode", "EncodeStream", "Score", "Extract", "ExtractStream", "Multiplex")
+    _methods(
+        "shoal.v1.InferenceService",
+        "Encode",
+        "EncodeStream",
+        "Score",
+        "Extract",
+        "ExtractStream",
+        "Tokenize",
+        "Detokenize",
+        "Multiplex",
+    )
     | _methods("shoal.v1.ModelService", "ListModels", "GetModel")
     | _methods("shoal.v1.CallerService", "GetCaller")
 )

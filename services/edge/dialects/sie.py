@@ -32,10 +32,10 @@ from services.edge.messages.base import (
     json_of,
     retry_headers,
 )
-from services.edge.messages.limits import ITEMS, LABELS, PARTS
+from services.edge.messages.limits import ITEMS, LABELS, PARTS, SPANS
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import PIECE_NUMBERS, Rows, decoded, dense_rows
-from services.edge.messages.reading import count_of, priority_of, read, target, text_item
+from services.edge.messages.reading import count_of, plain_text_item, priority_of, read, target, text_item
 
 VERSION: Final = b"0.10.1"
 """The server's version that sie-sdk expects; it warns of another."""
@@ -103,6 +103,17 @@ class DocumentIn(msgspec.Struct, kw_only=True):
     dots_per_inch: PageNumber = 0
 
 
+Place = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
+class SpanIn(msgspec.Struct, kw_only=True):
+    """A chunk of a text: `start` and `end` (exclusive) in Unicode code points. `context` is read before the chunk."""
+
+    start: Place
+    end: Place
+    context: str = ""
+
+
 class ItemIn(msgspec.Struct, kw_only=True):
     """A text, an image, or a document, which is a file's bytes or an object; `id` is repeated in the answer."""
 
@@ -112,6 +123,29 @@ class ItemIn(msgspec.Struct, kw_only=True):
     audio: Any = None
     video: Any = None
     document: DocumentIn | bytes | None = None
+    # Ours, for encode with `chunking`.
+    spans: Annotated[list[SpanIn], SPANS] | None = None
+    """The chunks of the text, of method `spans`."""
+    context: str | None = None
+    """Read before each chunk, such as a title."""
+
+
+class ChunkingIn(msgspec.Struct, kw_only=True):
+    """How each text is divided into chunks, which have vectors of their own.
+
+    Attributes:
+        method: Where chunks end: at sentences, after so many tokens, at Markdown's headings and blocks, or the `spans` of items.
+        max_tokens: Of a chunk, by the model's tokenizer; 0 is 512, or as many as the model takes if those are fewer.
+        overlap: Tokens that a chunk repeats of the one before, at most half of `max_tokens`.
+        late: The model reads each text whole, and the states of a chunk's tokens are pooled (late chunking).
+        return_text: Chunks are answered with their texts.
+    """
+
+    method: Literal["sentences", "tokens", "markdown", "spans"] = "sentences"
+    max_tokens: Place = 0
+    overlap: Place = 0
+    late: bool = False
+    return_text: bool = False
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -148,6 +182,8 @@ class Params(msgspec.Struct, kw_only=True):
     output_schema: dict[str, Any] | None = None
     """What to find, in the gliner2 package's form; SIE leaves the form open."""
     options: Options | None = None
+    chunking: ChunkingIn | None = None
+    """Ours, of encode alone."""
 
 
 class EncodeIn(msgspec.Struct, kw_only=True):
@@ -192,7 +228,7 @@ class ScoreOut(msgspec.Struct, kw_only=True):
 
 
 class ItemsOut(msgspec.Struct, kw_only=True):
-    """One entry an item, in order."""
+    """One entry an item, in order; with `chunking` its `chunks`, of which each has `start`, `end`, `tokens` and its vectors."""
 
     model: str
     items: list[dict[str, Any]]
@@ -223,6 +259,13 @@ _FINDS: Final = frozenset(_TASKS.values()) - {models_pb2.TASK_TEXT}
 """Tasks of Extract that find something, which is meant before reading where a model can do both."""
 _DOCUMENTS: Final = {"items[].parts[].document": "items[].document"}
 """What callers call the document of an item."""
+_CHUNKED: Final = {"chunking": "params.chunking"}
+_METHODS: Final = {
+    "sentences": pb.Chunking.METHOD_SENTENCES,
+    "tokens": pb.Chunking.METHOD_TOKENS,
+    "markdown": pb.Chunking.METHOD_MARKDOWN,
+    "spans": pb.Chunking.METHOD_SPANS,
+}
 _OVERFLOW: Final = {"truncate": pb.TRUNCATION_END, "error": pb.TRUNCATION_NONE}
 _WRONG_OPTIONS: Final = ("pooling", "query_template", "doc_template", "max_seq_length", "muvera", "smve")
 
@@ -254,13 +297,24 @@ def encode(received: Received) -> Question:
         message.role = pb.ROLE_QUERY
     if options.normalize is not None:
         message.normalize = options.normalize
+    chunking = params.chunking
+    if chunking is not None:
+        message.chunking.CopyFrom(_chunking(chunking))
 
     def answer(reply: pb.EncodeResponse) -> Answer:
-        rows = _encoded(reply, len(request.items), dtype)
+        if chunking is None:
+            rows = _encoded(reply, len(request.items), dtype)
+        else:
+            rows = _divided(reply, [item.text or "" for item in message.items] if chunking.return_text else [], dtype)
         items = (_with_id(one, row) for one, row in zip(request.items, rows, strict=True))
         return _written(received, {"model": received.model}, items, reply, _numbers(reply))
 
-    return Question(ENCODE, message, answer, fields=_DOCUMENTS)
+    return Question(ENCODE, message, answer, fields=_DOCUMENTS | _CHUNKED)
+
+
+def _chunking(given: ChunkingIn) -> pb.Chunking:
+    method = _METHODS[given.method]
+    return pb.Chunking(method=method, max_tokens=given.max_tokens, overlap=given.overlap, late=given.late)
 
 
 def score(received: Received) -> Question:
@@ -451,7 +505,13 @@ def _item(item: ItemIn, field: str) -> pb.Item:
         return pb.Item(image=pb.Image(data=pictures[0].data))
     if item.document is not None:
         return pb.Item(parts=[pb.Part(document=_document(item.document, f"{field}.document"))])
-    return text_item(item.text or "", f"{field}.text")
+    found = text_item(item.text or "", f"{field}.text")
+    if item.context:
+        found.context = plain_text_item(item.context, f"{field}.context").text
+    for index, span in enumerate(item.spans or ()):
+        context = plain_text_item(span.context, f"{field}.spans[{index}].context").text
+        found.spans.append(pb.Span(start=span.start, end=span.end, context=context))
+    return found
 
 
 def _document(document: DocumentIn | bytes, field: str) -> pb.Document:
@@ -491,6 +551,19 @@ def _encoded(reply: pb.EncodeResponse, items: int, dtype: str) -> Iterator[dict[
         makers.append(lambda index: {"multivector": _token_vectors(ragged[index])})
     for index in range(items):
         yield {name: form for maker in makers for name, form in maker(index).items()}
+
+
+def _divided(reply: pb.EncodeResponse, texts: list[str], dtype: str) -> Iterator[dict[str, Any]]:
+    """The chunks of each item with their forms. `texts`: of the items; empty: chunks have no texts."""
+    chunks = reply.chunks
+    forms = _encoded(reply, len(chunks.starts), dtype)
+    for item, (first, end) in enumerate(zip(chunks.offsets, chunks.offsets[1:], strict=False)):
+        found = []
+        for row in range(first, end):
+            start, stop = chunks.starts[row], chunks.ends[row]
+            place = {"start": start, "end": stop, "tokens": chunks.tokens[row]}
+            found.append(place | ({"text": texts[item][start:stop]} if texts else {}) | next(forms))
+        yield {"chunks": found}
 
 
 def _weights(columns: Rows, weights: Rows, dims: int) -> dict[str, Any]:

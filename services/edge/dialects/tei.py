@@ -70,6 +70,7 @@ def error(problem: Problem) -> Answer:
 
 
 TEI: Final = Dialect("tei", error)
+Request = pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest | pb.TokenizeRequest | pb.DetokenizeRequest
 Inputs = str | Annotated[list[str | int | list[int]], ITEMS]
 
 
@@ -358,18 +359,6 @@ def embeddings(received: Received) -> Question:
     return openai.embeddings(received.with_body(form.encode(body)))
 
 
-def tokens(received: Received) -> Question:
-    """`/tokenize` and `/decode`, also vLLM's `/detokenize`: only workers have tokenizers. Raises Problem."""
-    problem = Problem(
-        "TASK_NOT_SUPPORTED",
-        "tokens are not served: only workers have tokenizers, and no call of the mesh gives their tokens. Texts that are too long "
-        "are cut; `truncate: false` makes that an error, and answers count their tokens (usage, x-compute-tokens)",
-    )
-    if b'"prompt"' in received.body or b'"tokens"' in received.body:  # vLLM's
-        problem.dialect = openai.OPENAI
-    raise problem
-
-
 def health(received: Received) -> Answer:
     """`/health` below a prefix or at a door: this process answers."""
     return Answer(b"")
@@ -444,10 +433,9 @@ def _pairs(named: Target, pairs: list[list[str]], truncation: pb.Truncation, is_
     return Question(SCORE, message, answer, fields=single_field("documents", "inputs"), dialect=TEI)
 
 
-def timed(timings: pb.Timings, usage: pb.Usage, message: pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest) -> Headers:
+def timed(timings: pb.Timings, usage: pb.Usage, message: Request) -> Headers:
     """TEI's headers: milliseconds, characters and tokens."""
-    items = message.documents if isinstance(message, pb.ScoreRequest) else message.items
-    characters = sum(len(item.text) for item in items)
+    characters = _characters(message)
     numbers: tuple[tuple[bytes, float], ...] = (
         (b"x-compute-characters", characters),
         (b"x-compute-tokens", usage.input_tokens),
@@ -458,6 +446,17 @@ def timed(timings: pb.Timings, usage: pb.Usage, message: pb.EncodeRequest | pb.S
         (b"x-inference-time", timings.forward_seconds * 1000),
     )
     return tuple((name, b"%d" % round(number)) for name, number in numbers)
+
+
+def _characters(message: Request) -> int:
+    match message:
+        case pb.TokenizeRequest():
+            return sum(map(len, message.texts))
+        case pb.DetokenizeRequest():
+            return 0
+        case pb.ScoreRequest():
+            return sum(len(item.text) for item in message.documents)
+    return sum(len(item.text) for item in message.items)
 
 
 _POSTS: Final[tuple[tuple[str, Callable[[Received], Question], str, type, Any], ...]] = (
@@ -478,11 +477,6 @@ ROUTES: Final = (
     Route("POST", "/tei/{model}/rerank", TEI, rerank, "Orders texts by how well they answer a query", RankRequest, list[Rank]),
     *(Route("GET", f"{start}/info", TEI, info, "Describes the model", answer=Info) for start in ("/tei/{model}", "")),
     *(Route("GET", f"/tei/{{model}}{path}", TEI, health, "This process answers") for path in ("/health", "/ping", "")),
-    *(
-        Route("POST", f"{start}/{name}", TEI, tokens, "Refused: the mesh gives no tokens")
-        for name in ("tokenize", "decode", "detokenize")
-        for start in ("/tei/{model}", "")
-    ),
     *(
         Route("POST", f"/tei/{{model}}/{name}", openai.OPENAI, embeddings, "OpenAI's form", openai.EmbeddingsRequest)
         for name in ("v1/embeddings", "embeddings")

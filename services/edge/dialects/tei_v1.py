@@ -13,12 +13,13 @@ from typing import Any, Final
 import numpy as np
 from google.protobuf.message import Message
 from shoal.requests import codec
-from shoal.transport.methods import ENCODE, EXTRACT, GET_MODEL, SCORE
+from shoal.transport.methods import DETOKENIZE, ENCODE, EXTRACT, GET_MODEL, SCORE, TOKENIZE
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from services.edge.dialects.tei import VERSION
-from services.edge.messages.base import Answer, Problem, Question, Received, invalid, item_fields, single_field
+from services.edge.dialects.tokens import tei_tokens
+from services.edge.messages.base import Answer, Question, Received, invalid, item_fields, single_field
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import decoded, dense_rows
 from services.edge.messages.reading import named_or_default, role_of, text_item
@@ -228,10 +229,46 @@ def info(requests: Sequence[Any], received: Received) -> Question:
     return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
 
 
-def tokens(requests: Sequence[Any], received: Received) -> Question:
-    """Tokenize and Decode, which the mesh cannot answer. Raises Problem."""
-    raise Problem(
-        "NO_SUCH_ROUTE", "tokens are not served: only workers have tokenizers, and no call of the mesh gives their tokens"
+def tokenize(requests: Sequence[Any], received: Received) -> Question:
+    """Tokenize. Raises Problem."""
+    first = requests[0]
+    if first.HasField("prompt_name"):
+        raise invalid("prompt_name is not supported: put the prompt before the text", "prompt_name")
+    message = pb.TokenizeRequest(
+        model=_named(received, "embed").model,
+        texts=[request.inputs for request in requests],
+        add_special_tokens=first.add_special_tokens,
+        return_tokens=first.add_special_tokens,  # names of special tokens
+    )
+
+    def answer(reply: pb.TokenizeResponse) -> Answer:
+        found = zip(requests, reply.results, strict=True)
+        return _replies(
+            [
+                tei_pb2.EncodeResponse(tokens=[tei_pb2.SimpleToken(**one) for one in tei_tokens(request.inputs, result)])
+                for request, result in found
+            ]
+        )
+
+    return Question(TOKENIZE, message, answer, fields={"texts[]": "inputs", "texts": "inputs"})
+
+
+def decode(requests: Sequence[Any], received: Received) -> Question:
+    """Decode. Raises Problem."""
+    message = pb.DetokenizeRequest(
+        model=_named(received, "embed").model,
+        sequences=[pb.TokenIds(ids=request.ids) for request in requests],
+        skip_special_tokens=requests[0].skip_special_tokens,
+    )
+
+    def answer(reply: pb.DetokenizeResponse) -> Answer:
+        return _replies([tei_pb2.DecodeResponse(text=text) for text in reply.texts])
+
+    return Question(
+        DETOKENIZE,
+        message,
+        answer,
+        fields={"sequences[].ids[]": lambda index: f"ids[{index}]", "sequences[]": "ids", "sequences": "ids"},
     )
 
 
@@ -316,8 +353,8 @@ _SPARSE: Final = Batch(tei_pb2.EmbedSparseRequest, embed_sparse, _OPTIONS)
 _ALL: Final = Batch(tei_pb2.EmbedAllRequest, embed_all, _OPTIONS)
 _PREDICT: Final = Batch(tei_pb2.PredictRequest, predict, ("truncate", "truncation_direction", "raw_scores"))
 _PAIR: Final = Batch(tei_pb2.PredictPairRequest, predict_pair)
-_TOKENS: Final = Batch(tei_pb2.EncodeRequest, tokens)
-_IDS: Final = Batch(tei_pb2.DecodeRequest, tokens)
+_TOKENS: Final = Batch(tei_pb2.EncodeRequest, tokenize, ("add_special_tokens", "prompt_name"))
+_IDS: Final = Batch(tei_pb2.DecodeRequest, decode, ("skip_special_tokens",))
 SERVICES: Final[dict[str, dict[str, Batch]]] = {
     "tei.v1.Info": {"Info": Batch(tei_pb2.InfoRequest, info)},
     "tei.v1.Embed": {

@@ -19,13 +19,19 @@ MAX_LABELS: Final = 256
 """Labels of a list."""
 MAX_PARTS: Final = 64
 """Parts of an item: what one message of a conversation has."""
+MAX_SPANS: Final = 8192
+"""Spans of an item that is divided into chunks."""
 MAX_MESSAGES: Final = 130
 """Messages of a conversation: an instruction, 128 turns, and the message that is answered."""
+MAX_IDS: Final = 131_072
+"""Ids of tokens of a request."""
 
 ITEMS: Final = Meta(max_length=MAX_ITEMS)
 LABELS: Final = Meta(max_length=MAX_LABELS)
 PARTS: Final = Meta(max_length=MAX_PARTS)
+SPANS: Final = Meta(max_length=MAX_SPANS)
 MESSAGES: Final = Meta(max_length=MAX_MESSAGES)
+IDS: Final = Meta(max_length=MAX_IDS)
 
 
 def too_many(field: str, limit: int) -> Problem:

@@ -12,8 +12,14 @@ from shoal.v1 import inference_pb2 as pb
 STAGES: Final = ("queue", "prepare", "wait", "forward", "finish", "total")
 """Those of `Timings`."""
 _SECONDS: Final = attrgetter(*(f"{stage}_seconds" for stage in STAGES))
-_VERBS: Final[dict[type, str]] = {pb.EncodeRequest: "encode", pb.ScoreRequest: "score", pb.ExtractRequest: "extract"}
-_ANSWERS: Final = (pb.EncodeResponse, pb.ScoreResponse, pb.ExtractResponse)
+_VERBS: Final[dict[type, str]] = {
+    pb.EncodeRequest: "encode",
+    pb.ScoreRequest: "score",
+    pb.ExtractRequest: "extract",
+    pb.TokenizeRequest: "tokenize",
+    pb.DetokenizeRequest: "detokenize",
+}
+_ANSWERS: Final = (pb.EncodeResponse, pb.ScoreResponse, pb.ExtractResponse, pb.TokenizeResponse, pb.DetokenizeResponse)
 
 
 @dataclass(slots=True)
@@ -21,7 +27,8 @@ class Cost:
     """What a request asked the mesh for, and what that took.
 
     Attributes:
-        verb: encode, score, extract, or write, which is Extract with a text task; empty: the mesh was asked for no inference.
+        verb: encode, score, extract, tokenize, detokenize, or write, which is Extract with a text task; empty: the mesh was asked
+            for none of these.
         model: The id of the model, without aliases.
         input_tokens: Tokens that models read.
         output_tokens: Tokens that models wrote.

@@ -14,7 +14,7 @@ from shoal import Client, Regions, Schema
 from shoal.results import EncodeResult, ExtractResult, ScoreResult, Timings
 
 from libs.models import ClassifyWork, EncodeWork, EntitiesWork, RegionsWork, RelationsWork, ScoreWork, StructureWork, Work
-from libs.models.work import TextWork, parts_of
+from libs.models.work import DetokenizeWork, TextWork, TokenizeWork, parts_of
 from services.local.mesh import running
 from services.local.settings import Settings
 
@@ -110,5 +110,5 @@ def _ask(client: Client, model: str, work: Work) -> EncodeResult | ScoreResult |
         case RegionsWork():
             images = [part.content for part in parts_of(work)]
             return client.extract(model, images, Regions(labels=work.labels, threshold=work.threshold))
-        case TextWork():
-            raise ValueError("requests for text have no sample")
+        case TextWork() | TokenizeWork() | DetokenizeWork():
+            raise ValueError("requests for text and for tokens have no sample")

@@ -82,13 +82,16 @@ def refuse_broken(lane: LaneKey, snapshot: FleetSnapshot) -> None:
 def price(sizes: Sizes, card: models_pb2.ModelCard | None, truncation: pb.Truncation) -> tuple[list[int], int]:
     """Estimated tokens of each item, and of what each job repeats. The worker counts exactly before it packs a batch.
 
-    Bytes that are truncated cost what it takes to read them; pictures the tokens that the model makes of one of their size; short
-    texts what they are filled up to.
+    Bytes that are truncated cost what it takes to read them (none are, of texts that are divided); pictures the tokens that the
+    model makes of one of their size; short texts what they are filled up to.
     """
     rate = (card.tokens_per_byte if card is not None else 0.0) or DEFAULT_TOKENS_PER_BYTE
     rate = min(max(rate, LEAST_TOKENS_PER_BYTE), MOST_TOKENS_PER_BYTE)
-    most = card.max_tokens if card is not None and truncation != pb.TRUNCATION_NONE else 0
+    is_cut = truncation != pb.TRUNCATION_NONE and not sizes.chunks
+    most = card.max_tokens if card is not None and is_cut else 0
     items = [int(rate * (size + sizes.each)) + SPECIAL_TOKENS for size in sizes.items]
+    for index, chunks in enumerate(sizes.chunks):
+        items[index] += (chunks - 1) * (int(rate * sizes.each) + SPECIAL_TOKENS)
     once = int(rate * sizes.once)
     filled = card.images.text_tokens if card is not None else 0
     if filled:
@@ -101,6 +104,11 @@ def price(sizes: Sizes, card: models_pb2.ModelCard | None, truncation: pb.Trunca
     for index, own in sizes.pictures.items():
         costs[index] += own.tokens
     return costs, once + sizes.once_pictures.tokens
+
+
+def price_reading(sizes: Sizes) -> list[int]:
+    """Estimated tokens of each entry of a request that is read and tokenized, without a forward pass."""
+    return [SPECIAL_TOKENS + size // BYTES_A_TOKEN for size in sizes.items]
 
 
 def _cut(tokens: int, most: int, rate: float) -> int:

@@ -18,6 +18,8 @@ CHUNK_BYTES: Final = 1 << 20
 
 _SCALE_BYTES: Final = 4
 _INDEX_BYTES: Final = 4
+_CHUNK_BYTES: Final = 12
+"""Of a chunk's place and its number of tokens."""
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
 Looks: TypeAlias = tuple[object, object, int]
@@ -37,7 +39,7 @@ def split(
     while first < len(ends):
         before = int(ends[first - 1]) if first else 0
         end = max(first + 1, int(np.searchsorted(ends, before + most_bytes, side="right")))
-        chunk = rows.between(first, end)
+        chunk = rows.of_items(first, end)
         if totals is not None and end == len(ends):
             chunk.MergeFrom(totals)
         yield chunk
@@ -68,7 +70,11 @@ class Parts:
 def _looks(answer: pb.EncodeResponse) -> Looks:
     tensors = (answer.dense, answer.sparse.values, answer.multi_vector.values)
     forms = tuple((name, answer.HasField(name)) for name in ("dense", "sparse", "multi_vector"))
-    return forms, tuple((one.data_type, tuple(one.shape[1:])) for one in tensors), answer.sparse.columns
+    return (
+        (*forms, answer.HasField("chunks")),
+        tuple((one.data_type, tuple(one.shape[1:])) for one in tensors),
+        answer.sparse.columns,
+    )
 
 
 class _Rows:
@@ -87,7 +93,25 @@ class _Rows:
         if not sizes or not len(sizes[0]) or len({len(of_part) for of_part in sizes}) != 1:
             raise InternalError("a worker's answer has no rows, or not as many in each of its forms")
         self._parts = parts
+        self._chunks = answer.chunks if answer.HasField("chunks") else None
+        self._bounds: Offsets | None = None
         self.sizes: Offsets = np.sum(sizes, axis=0)
+        if self._chunks is not None:
+            self._bounds = np.array(self._chunks.offsets, np.int64)
+            ends = np.concatenate(([0], np.cumsum(self.sizes + _CHUNK_BYTES)))
+            self.sizes = np.diff(ends[self._bounds])
+
+    def of_items(self, first: int, end: int) -> pb.EncodeResponse:
+        """The rows of some items: one each, or those of their chunks."""
+        if self._chunks is None or self._bounds is None:
+            return self.between(first, end)
+        bounds = self._bounds[first : end + 1]
+        begin, stop = int(bounds[0]), int(bounds[-1])
+        message = self.between(begin, stop)
+        message.chunks.offsets.extend((bounds - begin).tolist())
+        for name in ("starts", "ends", "tokens"):
+            getattr(message.chunks, name).extend(getattr(self._chunks, name)[begin:stop])
+        return message
 
     def between(self, first: int, end: int) -> pb.EncodeResponse:
         chunk = pb.EncodeResponse(model_revision=self._revision)

@@ -22,9 +22,11 @@ from services.router.admission.control import Part
 from services.router.admission.validation.reports import shorten
 from services.router.admission.validation.requests import text_alone
 
-Request: TypeAlias = pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest
-Response: TypeAlias = pb.EncodeResponse | pb.ScoreResponse | pb.ExtractResponse
-_Request = TypeVar("_Request", pb.EncodeRequest, pb.ScoreRequest, pb.ExtractRequest)
+ItemRequest: TypeAlias = pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest
+"""A request whose entries are items."""
+Request: TypeAlias = ItemRequest | pb.TokenizeRequest | pb.DetokenizeRequest
+Response: TypeAlias = pb.EncodeResponse | pb.ScoreResponse | pb.ExtractResponse | pb.TokenizeResponse | pb.DetokenizeResponse
+_Request = TypeVar("_Request", pb.EncodeRequest, pb.ScoreRequest, pb.ExtractRequest, pb.TokenizeRequest, pb.DetokenizeRequest)
 _Message = TypeVar("_Message", tensor_pb2.Tensor, tensor_pb2.Ragged, tensor_pb2.SparseMatrix)
 
 _ITEM_BYTES: Final[Mapping[int, int]] = {
@@ -55,15 +57,23 @@ class Stamp:
     item_answer_bytes: int = 0
 
 
-def items_of(request: Request) -> Sequence[pb.Item]:
-    return request.documents if isinstance(request, pb.ScoreRequest) else request.items
+_LISTS: Final[Mapping[type[Request], str]] = {
+    pb.EncodeRequest: "items",
+    pb.ScoreRequest: "documents",
+    pb.ExtractRequest: "items",
+    pb.TokenizeRequest: "texts",
+    pb.DetokenizeRequest: "sequences",
+}
+"""The field whose entries are shared out to the jobs of a request."""
 
 
 def count_parts(request: Request) -> int:
-    """The number of its items and of their parts, and of the entities given with them if the task is relations."""
-    items = items_of(request)
+    """The number of its items, of their parts and spans, and of the entities given with them if the task is relations."""
+    if isinstance(request, pb.TokenizeRequest | pb.DetokenizeRequest):
+        return len(getattr(request, _LISTS[type(request)]))
+    items = request.documents if isinstance(request, pb.ScoreRequest) else request.items
     brings = isinstance(request, pb.ExtractRequest) and request.HasField("relations")
-    pieces = sum(len(item.parts) for item in items if text_alone(item) is None)
+    pieces = sum(len(item.parts) + len(item.spans) for item in items if text_alone(item) is None)
     return len(items) + pieces + (sum(len(item.entities) for item in items) if brings else 0)
 
 
@@ -73,7 +83,7 @@ def job_payloads(
     """One serialised `Job` for each part, in order. `shared`: the request without its items, if that exists already."""
     if len(parts) == 1:
         return [_job(request, ids[0], 0, stamp)]
-    items = items_of(request)
+    items = getattr(request, _LISTS[type(request)])
     template = without_items(request) if shared is None else shared
     return [_job(_with_items(template, items[part.first : part.first + part.count]), name, part.first, stamp)
             for part, name in zip(parts, ids, strict=True)]  # fmt: skip
@@ -96,8 +106,12 @@ def _job(request: Request, job_id: str, first: int, stamp: Stamp) -> bytes:
         job.encode.CopyFrom(request)
     elif isinstance(request, pb.ScoreRequest):
         job.score.CopyFrom(request)
-    else:
+    elif isinstance(request, pb.ExtractRequest):
         job.extract.CopyFrom(request)
+    elif isinstance(request, pb.TokenizeRequest):
+        job.tokenize.CopyFrom(request)
+    else:
+        job.detokenize.CopyFrom(request)
     return job.SerializeToString()
 
 
@@ -105,17 +119,14 @@ def without_items(request: _Request) -> _Request:
     """A copy of the request without its items: what each of its jobs repeats."""
     template = type(request)()
     template.CopyFrom(request)
-    template.ClearField("documents" if isinstance(template, pb.ScoreRequest) else "items")
+    template.ClearField(_LISTS[type(request)])
     return template
 
 
-def _with_items(template: _Request, items: Sequence[pb.Item]) -> _Request:
+def _with_items(template: _Request, items: Sequence[object]) -> _Request:
     request = type(template)()
     request.CopyFrom(template)
-    if isinstance(request, pb.ScoreRequest):
-        request.documents.extend(items)
-    else:
-        request.items.extend(items)
+    getattr(request, _LISTS[type(request)]).extend(items)
     return request
 
 
@@ -133,6 +144,10 @@ def job_result(data: bytes) -> Response:
         return result.score
     if outcome == "extract":
         return result.extract
+    if outcome == "tokenize":
+        return _whole_tokenize(result.tokenize)
+    if outcome == "detokenize":
+        return result.detokenize
     if outcome == "failure":
         raise from_failure(result.failure)
     raise InternalError(f"a worker's answer holds nothing that this router (wire version {WIRE_VERSION}) knows: upgrade the router")
@@ -160,6 +175,33 @@ def _whole_encode(answer: pb.EncodeResponse) -> pb.EncodeResponse:
         indices = np.frombuffer(sparse.indices, "<u4") if len(sparse.indices) == 4 * rows else None
         if indices is None or (rows and int(indices.max()) >= sparse.columns):
             raise InternalError("a worker's sparse answer has indices that do not fit its values or its width")
+    if answer.HasField("chunks"):
+        _check_chunks(answer)
+    return answer
+
+
+def _check_chunks(answer: pb.EncodeResponse) -> None:
+    """Raises InternalError unless each chunk has a place, a number of tokens, and a row of each form."""
+    chunks = answer.chunks
+    rows = len(chunks.starts)
+    _check_offsets(chunks.offsets, rows, "chunks")
+    counts = {len(chunks.ends), len(chunks.tokens)}
+    if answer.HasField("dense"):
+        counts.add(answer.dense.shape[0])
+    if answer.HasField("multi_vector"):
+        counts.add(len(answer.multi_vector.offsets) - 1)
+    if answer.HasField("sparse"):
+        counts.add(len(answer.sparse.offsets) - 1)
+    if counts != {rows}:
+        raise InternalError(f"a worker's answer has {rows} chunks, and other numbers of their ends, tokens or vectors")
+
+
+def _whole_tokenize(answer: pb.TokenizeResponse) -> pb.TokenizeResponse:
+    """Validates what clients rely on: each token has an id, a start, an end and, if any has, a name."""
+    for text in answer.results:
+        tokens = len(text.ids)
+        if len(text.starts) != tokens or len(text.ends) != tokens or len(text.tokens) not in (0, tokens):
+            raise InternalError("a worker's answer has a text whose tokens lack ids, places or names")
     return answer
 
 
@@ -206,7 +248,14 @@ def merge_encode(parts: list[Response]) -> pb.EncodeResponse:
     dense = _present([answer.dense if answer.HasField("dense") else None for answer in answers])
     sparse = _present([answer.sparse if answer.HasField("sparse") else None for answer in answers])
     ragged = _present([answer.multi_vector if answer.HasField("multi_vector") else None for answer in answers])
+    chunks = [answer.chunks for answer in answers if answer.HasField("chunks")]
+    if chunks and len(chunks) != len(answers):
+        raise InternalError("some jobs of a request were answered with chunks, and others were not")
     answers.clear()
+    if chunks:
+        merged.chunks.offsets.extend(_join_offsets([part.offsets for part in chunks]))
+        for part in chunks:
+            merged.chunks.MergeFrom(pb.Chunks(starts=part.starts, ends=part.ends, tokens=part.tokens))
     if dense:
         _join_tensors(dense, merged.dense)
     if sparse:
@@ -250,13 +299,40 @@ def merge_extract(parts: list[Response]) -> pb.ExtractResponse:
     return merged
 
 
+def merge_tokenize(parts: list[Response]) -> pb.TokenizeResponse:
+    """As merge_encode. Empties `parts`."""
+    answers = _all_of(pb.TokenizeResponse, parts)
+    parts.clear()
+    if len(answers) == 1:
+        return answers[0]
+    merged = pb.TokenizeResponse(model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers))
+    merged.max_tokens = min(answer.max_tokens for answer in answers)
+    answers.reverse()
+    while answers:
+        merged.results.extend(answers.pop().results)
+    return merged
+
+
+def merge_detokenize(parts: list[Response]) -> pb.DetokenizeResponse:
+    """As merge_encode. Empties `parts`."""
+    answers = _all_of(pb.DetokenizeResponse, parts)
+    parts.clear()
+    if len(answers) == 1:
+        return answers[0]
+    merged = pb.DetokenizeResponse(model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers))
+    answers.reverse()
+    while answers:
+        merged.texts.extend(answers.pop().texts)
+    return merged
+
+
 def ranking(scores: np.ndarray[tuple[int], np.dtype[np.float32]], top_n: int) -> list[int]:
     """Indices of the `top_n` (0: all) highest scores, best first, equal ones in their order; not-a-number comes last."""
     order: list[int] = np.argsort(-scores, kind="stable").tolist()
     return order[:top_n] if top_n else order
 
 
-_Answer = TypeVar("_Answer", pb.EncodeResponse, pb.ScoreResponse, pb.ExtractResponse)
+_Answer = TypeVar("_Answer", pb.EncodeResponse, pb.ScoreResponse, pb.ExtractResponse, pb.TokenizeResponse, pb.DetokenizeResponse)
 
 
 def _all_of(kind: type[_Answer], parts: Sequence[Response]) -> list[_Answer]:

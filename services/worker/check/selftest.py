@@ -35,6 +35,7 @@ from libs.models.precision import int8
 from libs.models.precision.agreement import cosine, vector
 from libs.models.precision.int8 import Answered, answered
 from libs.models.precision.samples import TEXTS, works
+from libs.models.work import DetokenizeWork
 from services.worker.check.explain import Test
 
 RELATIVE_ERROR = 1e-5
@@ -124,6 +125,8 @@ def _twins(prepared: Prepared) -> Iterator[tuple[int, int]]:
 
 def _wrong(card: Card, work: Work, result: Result) -> str:
     """What is wrong with an answer; empty if nothing is."""
+    if isinstance(work, DetokenizeWork):
+        raise TypeError("the self-test asks for texts")
     texts = work.documents if isinstance(work, ScoreWork) else work.texts
     match result:
         case EncodeResult():
@@ -134,6 +137,8 @@ def _wrong(card: Card, work: Work, result: Result) -> str:
             if len(items) != len(texts):
                 return f"{len(items)} answers for {len(texts)} texts"
             return next((wrong for text, item in zip(texts, items, strict=True) if (wrong := _wrong_extraction(text, item))), "")
+        case _:
+            return f"the answer is a {type(result).__name__}"
 
 
 def _wrong_vectors(card: Card, count: int, result: EncodeResult) -> str:

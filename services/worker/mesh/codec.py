@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from google.protobuf import json_format, struct_pb2
@@ -50,12 +50,33 @@ from libs.models import (
     Work,
 )
 from libs.models.documents import DocumentFile
-from libs.models.results import Field, TokenLogprob
-from libs.models.work import GoOn, Sampling, TextKind, TextLayer, TextWork, ToolCall, Turn, go_on_anyway
+from libs.models.results import Chunks, DetokenizeResult, Field, Tokenization, TokenizeResult, TokenLogprob
+from libs.models.work import (
+    Chunking,
+    ChunkMethod,
+    DetokenizeWork,
+    GoOn,
+    Sampling,
+    Span,
+    TextKind,
+    TextLayer,
+    TextWork,
+    TokenizeWork,
+    ToolCall,
+    Turn,
+    go_on_anyway,
+)
 from libs.versions import WIRE_VERSION
 
 _Word = TypeVar("_Word")
-_ITEM = re.compile(r"(items|documents)\[(\d{1,9})\]")
+_Response: TypeAlias = (
+    inference_pb2.EncodeResponse
+    | inference_pb2.ScoreResponse
+    | inference_pb2.ExtractResponse
+    | inference_pb2.TokenizeResponse
+    | inference_pb2.DetokenizeResponse
+)
+_ITEM = re.compile(r"(items|documents|texts|sequences)\[(\d{1,9})\]")
 _MAX_MESSAGE: Final = 1000
 _MAX_FIELD: Final = 300
 
@@ -129,6 +150,13 @@ _TEXT_LAYERS: dict[int, TextLayer] = {
     inference_pb2.TextTask.TEXT_LAYER_ONLY: "only",
     inference_pb2.TextTask.TEXT_LAYER_NEVER: "never",
 }
+_METHODS: dict[int, ChunkMethod] = {
+    inference_pb2.Chunking.METHOD_UNSPECIFIED: "sentences",
+    inference_pb2.Chunking.METHOD_SENTENCES: "sentences",
+    inference_pb2.Chunking.METHOD_TOKENS: "tokens",
+    inference_pb2.Chunking.METHOD_MARKDOWN: "markdown",
+    inference_pb2.Chunking.METHOD_SPANS: "spans",
+}
 _SPEAKERS: dict[int, Literal["user", "assistant", "system", "tool"]] = {
     inference_pb2.Turn.ROLE_TOOL: "tool",
     inference_pb2.Turn.ROLE_USER: "user",
@@ -175,6 +203,11 @@ def to_work(job: worker_pb2.Job, *, scope: str | None = None) -> Work:
             return _score_work(job.score, scope)
         case "extract":
             return _extract_work(job.extract, scope, job.job_id)
+        case "tokenize":
+            return _tokenize_work(job.tokenize)
+        case "detokenize":
+            sequences = [np.array(one.ids, np.uint32) for one in job.detokenize.sequences]
+            return DetokenizeWork(sequences, job.detokenize.skip_special_tokens)
     raise TaskNotSupported(f"no operation of the job is known to this worker (wire version {WIRE_VERSION}): upgrade it")
 
 
@@ -202,7 +235,7 @@ def result_of(
     match result:
         case EncodeResult():
             message.encode.CopyFrom(_encode_response(result))
-            answer: inference_pb2.EncodeResponse | inference_pb2.ScoreResponse | inference_pb2.ExtractResponse = message.encode
+            answer: _Response = message.encode
         case ScoreResult():
             message.score.CopyFrom(inference_pb2.ScoreResponse(scores=_scores(result)))
             answer = message.score
@@ -212,6 +245,15 @@ def result_of(
                 message.extract.results.append(_extraction(item))
             usage.output_tokens = result.output_tokens
             answer = message.extract
+        case TokenizeResult():
+            for text in result.items:
+                go_on()
+                message.tokenize.results.append(_tokenization(text))
+            message.tokenize.max_tokens = result.max_tokens
+            answer = message.tokenize
+        case DetokenizeResult():
+            message.detokenize.texts.extend(result.texts)
+            answer = message.detokenize
     answer.model_revision = revision
     answer.usage.CopyFrom(usage)
     answer.timings.CopyFrom(times)
@@ -279,8 +321,10 @@ def _inputs(card: Card) -> Sequence[models_pb2.InputKind]:
 
 def files_of(job: worker_pb2.Job) -> Sequence[bytes]:
     """The files that documents of the job's items refer to."""
-    operation = job.WhichOneof("operation")
-    return tuple(getattr(job, operation).files) if operation is not None else ()
+    match job.WhichOneof("operation"):
+        case "encode" | "score" | "extract" as operation:
+            return tuple(getattr(job, operation).files)
+    return ()
 
 
 def _image_input(size: ImageSize) -> models_pb2.ImageInput:
@@ -311,7 +355,19 @@ def _encode_work(request: inference_pb2.EncodeRequest, scope: str | None) -> Enc
         truncation=_word(_TRUNCATIONS, request.truncation, "truncation"),
         pooling_factor=request.pooling_factor,
         adapter=request.adapter,
+        chunking=_chunking(request.chunking) if request.HasField("chunking") else None,
+        spans=tuple(_spans(item) for item in request.items) if any(item.spans for item in request.items) else (),
+        contexts=tuple(item.context for item in request.items) if any(item.context for item in request.items) else (),
     )
+
+
+def _chunking(chunking: inference_pb2.Chunking) -> Chunking:
+    method = _word(_METHODS, chunking.method, "chunking.method")
+    return Chunking(method, chunking.max_tokens, chunking.overlap, chunking.late)
+
+
+def _spans(item: inference_pb2.Item) -> tuple[Span, ...]:
+    return tuple(Span(span.start, span.end, span.context) for span in item.spans)
 
 
 def _score_work(request: inference_pb2.ScoreRequest, scope: str | None) -> ScoreWork:
@@ -407,6 +463,16 @@ def _extract_work(
             raise InvalidInput("no task is set", field="task")
         case task:
             raise TaskNotSupported(f"this worker has no models for the task {task}", field=task)
+
+
+def _tokenize_work(request: inference_pb2.TokenizeRequest) -> TokenizeWork:
+    return TokenizeWork(
+        texts=list(request.texts),
+        add_special_tokens=request.add_special_tokens if request.HasField("add_special_tokens") else True,
+        truncation=_word(_TRUNCATIONS, request.truncation, "truncation"),
+        count_only=request.count_only,
+        return_tokens=request.return_tokens,
+    )
 
 
 def _turn(turn: inference_pb2.Turn, field: str) -> Turn:
@@ -544,7 +610,13 @@ def _encode_response(result: EncodeResult) -> inference_pb2.EncodeResponse:
     if result.multi_vector is not None:
         ragged = tensor_pb2.Ragged(values=_tensor(result.multi_vector.values), offsets=result.multi_vector.offsets)
         response.multi_vector.CopyFrom(ragged)
+    if result.chunks is not None:
+        response.chunks.CopyFrom(_chunks(result.chunks))
     return response
+
+
+def _chunks(chunks: Chunks) -> inference_pb2.Chunks:
+    return inference_pb2.Chunks(offsets=chunks.offsets, starts=chunks.starts, ends=chunks.ends, tokens=chunks.tokens)
 
 
 def _tensor(stored: Stored) -> tensor_pb2.Tensor:
@@ -560,6 +632,21 @@ def _tensor(stored: Stored) -> tensor_pb2.Tensor:
 def _scores(result: ScoreResult) -> tensor_pb2.Tensor:
     scores = np.ascontiguousarray(result.scores, dtype="<f4")
     return tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=scores.shape, data=scores.tobytes())
+
+
+def _tokenization(text: Tokenization) -> inference_pb2.Tokenization:
+    return inference_pb2.Tokenization(
+        count=text.count,
+        ids=text.ids.tolist(),
+        starts=text.starts.tolist(),
+        ends=text.ends.tolist(),
+        tokens=text.names,
+        special_before=text.special_before,
+        special_after=text.special_after,
+        kept_tokens=text.kept_tokens,
+        kept_start=text.kept_start,
+        kept_end=text.kept_end,
+    )
 
 
 def _extraction(item: Extraction) -> inference_pb2.Extraction:

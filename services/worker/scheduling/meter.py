@@ -7,7 +7,7 @@ from typing import Final
 
 from libs.catalog.card import Card
 from libs.models import ClassifyWork, EncodeWork, InputSequence, Prepared, RelationsWork, ScoreWork, StructureWork, Work
-from libs.models.work import EntitiesWork, RegionsWork, TextWork
+from libs.models.work import EntitiesWork, RegionsWork, TextWork, TokenWork
 
 TextsWork = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | RegionsWork | StructureWork
 _KEPT = 0.9
@@ -20,9 +20,10 @@ def whole_texts(work: Work, prepared: Prepared, card: Card) -> tuple[int, int]:
     """Tokens of a job's texts, and the UTF-8 bytes that they were made of: by these the tokens a byte are estimated.
 
     Texts that were truncated, or that reach the model's maximum, are left out, because their bytes say nothing. A job whose
-    sequences do not correspond to its texts is left out too, and so is one with images.
+    sequences do not correspond to its texts is left out too, and so are those with images or chunks.
     """
-    if prepared.image_tokens or isinstance(work, TextWork):
+    is_divided = isinstance(work, EncodeWork) and work.chunking is not None
+    if prepared.image_tokens or is_divided or isinstance(work, TextWork | TokenWork):
         return 0, 0
     texts = work.documents if isinstance(work, ScoreWork) else work.texts
     sequences, beside = _sequences(work, prepared, card)

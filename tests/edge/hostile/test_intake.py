@@ -128,7 +128,9 @@ def test_bytes_that_are_neither_are_left_to_the_decoder() -> None:
 def test_lists_are_bounded_as_by_the_router() -> None:
     assert router_limits.ITEMS.most == limits.MAX_ITEMS
     assert router_limits.LABELS.most == limits.MAX_LABELS
+    assert router_limits.IDS.most == limits.MAX_IDS
     assert router_limits.PARTS.most == limits.MAX_PARTS
+    assert router_limits.CHUNKS.most == limits.MAX_SPANS
     assert router_limits.TURNS.most + 2 == limits.MAX_MESSAGES
 
 

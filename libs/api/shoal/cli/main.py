@@ -10,6 +10,7 @@ import shoal.cli.quiet  # noqa: F401  # before any other import of grpc
 from shoal.cli import plugins
 from shoal.cli.evaluation import commands as evaluation
 from shoal.cli.inference import commands as inference
+from shoal.cli.inference import tokens
 from shoal.cli.operation import commands as operation
 from shoal.cli.top import command as top
 from shoal.version import VERSION
@@ -43,6 +44,7 @@ def build() -> typer.Typer:
     for name in ("score", "rerank"):
         app.command(name, rich_help_panel=INFERENCE, short_help=_ALIASES.get(name))(inference.score)
     app.add_typer(inference.extract, name="extract", rich_help_panel=INFERENCE)
+    app.command("tokenize", rich_help_panel=INFERENCE)(tokens.tokenize)
     app.command("eval", rich_help_panel=INFERENCE)(evaluation.evaluate)
     app.add_typer(operation.models, name="models", rich_help_panel=OPERATION)
     app.command("status", rich_help_panel=OPERATION)(operation.status)

@@ -24,8 +24,8 @@ E = TypeVar("E")
 M = TypeVar("M")
 H = TypeVar("H", pb.Item, pb.Part)
 
-_TRUNCATIONS = {"none": pb.TRUNCATION_NONE, "end": pb.TRUNCATION_END, "start": pb.TRUNCATION_START}
-_PRIORITIES = {"interactive": pb.PRIORITY_INTERACTIVE, "bulk": pb.PRIORITY_BULK}
+TRUNCATIONS = {"none": pb.TRUNCATION_NONE, "end": pb.TRUNCATION_END, "start": pb.TRUNCATION_START}
+PRIORITIES = {"interactive": pb.PRIORITY_INTERACTIVE, "bulk": pb.PRIORITY_BULK}
 
 
 @dataclass(slots=True)
@@ -44,10 +44,10 @@ class Options:
         return message(
             kind,
             model=self.model,
-            truncation=enum_value("truncation", self.truncation, _TRUNCATIONS),
+            truncation=enum_value("truncation", self.truncation, TRUNCATIONS),
             adapter=self.adapter,
             pool=self.pool,
-            priority=enum_value("priority", self.priority, _PRIORITIES),
+            priority=enum_value("priority", self.priority, PRIORITIES),
             **values,
         )
 

@@ -18,6 +18,7 @@ from google.protobuf import json_format
 
 from shoal.errors import InternalError
 from shoal.results import (
+    Chunks,
     Classification,
     DataType,
     EncodeResult,
@@ -55,6 +56,7 @@ from shoal.status import (
     Scheduler,
     WorkerStatus,
 )
+from shoal.tokens import DetokenizeResult, TokenizeResult, Tokens
 from shoal.v1 import inference_pb2, mesh_pb2, models_pb2, tensor_pb2
 
 T = TypeVar("T")
@@ -182,7 +184,19 @@ def encode_result(response: inference_pb2.EncodeResponse) -> EncodeResult:
         _flat(Usage, response.usage),
         _flat(Timings, response.timings),
         response.model_revision,
+        _chunks=_chunks(response) if response.HasField("chunks") else None,
     )
+
+
+def _chunks(response: inference_pb2.EncodeResponse) -> Chunks:
+    message = response.chunks
+    starts, ends, tokens = _integers(message.starts), _integers(message.ends), _integers(message.tokens)
+    offsets = _bounds(message.offsets, len(starts))
+    if len(ends) != len(starts) or len(tokens) != len(starts) or (ends < starts).any():
+        raise ValueError(
+            f"{len(starts)} chunks have {len(ends)} ends and {len(tokens)} numbers of tokens, or end before they begin"
+        )
+    return Chunks(offsets, starts, ends, tokens)
 
 
 @_decoder
@@ -199,6 +213,41 @@ def score_result(response: inference_pb2.ScoreResponse) -> ScoreResult:
 def extract_result(response: inference_pb2.ExtractResponse) -> ExtractResult:
     results = tuple(_extraction(result) for result in response.results)
     return ExtractResult(results, _flat(Usage, response.usage), _flat(Timings, response.timings), response.model_revision)
+
+
+@_decoder
+def tokenize_result(response: inference_pb2.TokenizeResponse) -> TokenizeResult:
+    usage, timings = _flat(Usage, response.usage), _flat(Timings, response.timings)
+    return TokenizeResult(tuple(map(_tokens, response.results)), response.max_tokens, usage, timings, response.model_revision)
+
+
+def _tokens(message: inference_pb2.Tokenization) -> Tokens:
+    if not len(message.ids) == len(message.starts) == len(message.ends):
+        raise ValueError("a text's tokens lack ids or places")
+    return Tokens(
+        count=message.count,
+        kept_tokens=message.kept_tokens,
+        ids=_uint32(message.ids),
+        starts=_uint32(message.starts),
+        ends=_uint32(message.ends),
+        names=tuple(message.tokens),
+        special_before=message.special_before,
+        special_after=message.special_after,
+        kept_start=message.kept_start,
+        kept_end=message.kept_end,
+    )
+
+
+def _uint32(numbers: Any) -> npt.NDArray[np.uint32]:
+    found = np.array(numbers, np.uint32)
+    found.flags.writeable = False
+    return found
+
+
+@_decoder
+def detokenize_result(response: inference_pb2.DetokenizeResponse) -> DetokenizeResult:
+    usage, timings = _flat(Usage, response.usage), _flat(Timings, response.timings)
+    return DetokenizeResult(tuple(response.texts), usage, timings, response.model_revision)
 
 
 def _extraction(message: inference_pb2.Extraction) -> Extraction:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shoal.errors import InternalError
 from shoal.requests.arguments import Options, SharedFiles, enum_value, item_lengths, item_list, item_messages, most_items
+from shoal.requests.chunks import ChunkPlan, with_texts
 from shoal.requests.large import EncodeSink, Rows, is_large
 from shoal.requests.merging import merge_encode
 from shoal.requests.plan import Plan
 from shoal.requests.skipping import no_vectors, with_skipped_vectors
 from shoal.results import DataType, EncodeResult, Form, Skipped
-from shoal.tasks import Items, Role
+from shoal.tasks import Chunking, Items, Role
 from shoal.transport.methods import ENCODE, ENCODE_STREAM
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import tensor_pb2
@@ -43,6 +45,7 @@ class Encoding:
     normalize: bool | None
     instruction: str
     pooling_factor: int = 0
+    chunking: Chunking | None = None
 
     @property
     def forms(self) -> Sequence[Form]:
@@ -72,6 +75,9 @@ class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
             pooling_factor=encoding.pooling_factor,
         )
         self._items = item_list(items)
+        self._chunks = None if encoding.chunking is None else ChunkPlan(encoding.chunking, self._items)
+        if self._chunks is not None:
+            self._frame.chunking.CopyFrom(self._chunks.message)
         self.most_items = most_items(self._items)
         self._rows = Rows(len(self._items))
         invalid = options.invalid("items", self._items)
@@ -79,7 +85,8 @@ class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
         super().__init__(item_lengths(self._items), invalid, repeated_bytes=self._frame.ByteSize(), answered_bytes=answered_bytes)
 
     def is_large(self, lengths: Sequence[int]) -> bool:
-        return is_large(lengths, self._forms, self._data_type, self._dimensions)
+        rows = lengths if self._chunks is None else self._chunks.lengths(lengths)
+        return is_large(rows, self._forms, self._data_type, self._dimensions)
 
     def build(self, places: Sequence[int]) -> pb.EncodeRequest:
         request = pb.EncodeRequest()
@@ -87,6 +94,8 @@ class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
         files = SharedFiles(self._items, places)
         request.items.extend(item_messages("items", self._items, places, files))
         request.files.extend(files.data())
+        if self._chunks is not None:
+            self._chunks.complete(request.items, places)
         return request
 
     def sink(self, places: Sequence[int]) -> EncodeSink:
@@ -95,7 +104,13 @@ class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
         return EncodeSink(Rows(len(places)), 0, len(places))  # Items are skipped: indices of rows are not those of items.
 
     def merge(self, results: Sequence[EncodeResult]) -> EncodeResult:
-        return merge_encode(results) if results else no_vectors(self._forms, self._data_type, self._dimensions)
+        if not results:
+            return no_vectors(self._forms, self._data_type, self._dimensions, is_divided=self._chunks is not None)
+        merged = merge_encode(results)
+        if (self._chunks is None) == merged.is_divided:
+            raise InternalError("the mesh divided items that were to be whole, or did not divide others")
+        return merged if self._chunks is None or self.invalid else with_texts(merged, self._items)
 
     def insert_skipped(self, result: EncodeResult, kept: Sequence[int], skipped: Sequence[Skipped]) -> EncodeResult:
-        return with_skipped_vectors(result, kept, skipped)
+        found = with_skipped_vectors(result, kept, skipped)
+        return found if self._chunks is None else with_texts(found, self._items)

@@ -91,7 +91,11 @@ class EncodeSink:
         """Raises InternalError if the message cannot be read or does not fit."""
         result = codec.encode_result(reply)
         count = _rows_of(result)
-        if "dense" in result.representations:
+        if result.is_divided:  # How many rows there will be is not known before the last message.
+            if len(result.chunks.starts) != count:
+                raise InternalError(f"the mesh returned {count} rows for {len(result.chunks.starts)} chunks")
+            count = len(result.chunks)
+        elif "dense" in result.representations:
             array = self._rows.put(self._first + self._count, result.vectors.array)
             result = replace(result, _vectors=replace(result.vectors, array=array))
         self._parts.append(result)

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import InternalError, ModelChanged
-from shoal.requests.skipping import NO_EXTRACTIONS, NO_SCORES
-from shoal.results import EncodeResult, ExtractResult, Numbers, Ragged, ScoreResult, Sparse, Timings, Usage, Vectors
+from shoal.requests.skipping import NO_EXTRACTIONS, NO_SCORES, NO_TEXTS, NO_TOKENS
+from shoal.results import Chunks, EncodeResult, ExtractResult, Numbers, Ragged, ScoreResult, Sparse, Timings, Usage, Vectors
+from shoal.tokens import DetokenizeResult, TokenizeResult
 
 N = TypeVar("N", bound=np.number)
 
@@ -26,6 +27,7 @@ def merge_encode(parts: Sequence[EncodeResult]) -> EncodeResult:
         _usage([part.usage for part in parts]),
         _timings([part.timings for part in parts]),
         _revision([part.revision for part in parts]),
+        _chunks=_chunks([part.chunks for part in parts if part.is_divided]),
     )
 
 
@@ -47,6 +49,24 @@ def merge_extract(parts: Sequence[ExtractResult]) -> ExtractResult:
     results = tuple(result for part in parts for result in part.results)
     usage, timings = _usage([part.usage for part in parts]), _timings([part.timings for part in parts])
     return ExtractResult(results, usage, timings, _revision([part.revision for part in parts]))
+
+
+def merge_tokenize(parts: Sequence[TokenizeResult]) -> TokenizeResult:
+    """Raises ModelChanged if revisions differ."""
+    if len(parts) < 2:
+        return parts[0] if parts else NO_TOKENS
+    texts = tuple(text for part in parts for text in part.texts)
+    usage, timings = _usage([part.usage for part in parts]), _timings([part.timings for part in parts])
+    return TokenizeResult(texts, parts[0].max_tokens, usage, timings, _revision([part.revision for part in parts]))
+
+
+def merge_detokenize(parts: Sequence[DetokenizeResult]) -> DetokenizeResult:
+    """Raises ModelChanged if revisions differ."""
+    if len(parts) < 2:
+        return parts[0] if parts else NO_TEXTS
+    texts = tuple(text for part in parts for text in part.texts)
+    usage, timings = _usage([part.usage for part in parts]), _timings([part.timings for part in parts])
+    return DetokenizeResult(texts, usage, timings, _revision([part.revision for part in parts]))
 
 
 def _joined(arrays: Sequence[npt.NDArray[N]]) -> npt.NDArray[N]:
@@ -106,6 +126,13 @@ def _sparse(parts: Sequence[Sparse]) -> Sparse | None:
     indices = _joined([part.indices for part in parts])
     shape = (sum(len(part) for part in parts), parts[0].shape[1])
     return Sparse(data, indices, _offsets([part.indptr for part in parts]), shape, any(part.truncated for part in parts))
+
+
+def _chunks(parts: Sequence[Chunks]) -> Chunks | None:
+    if not parts:
+        return None
+    starts, ends, tokens = (_joined([getattr(part, name) for part in parts]) for name in ("starts", "ends", "tokens"))
+    return Chunks(_offsets([part.offsets for part in parts]), starts, ends, tokens)
 
 
 def _usage(parts: Sequence[Usage]) -> Usage:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from shoal.errors import InternalError
 from shoal.results import (
+    Chunks,
     DataType,
     EncodeResult,
     Extraction,
@@ -24,16 +25,20 @@ from shoal.results import (
     Usage,
     Vectors,
 )
+from shoal.tokens import DetokenizeResult, TokenizeResult
 
 _EMPTY = Usage(0), Timings(0.0, 0.0, 0.0, 0.0, 0.0, 0.0), ""
 NO_SCORES = ScoreResult(np.zeros(0, np.float32), np.zeros(0, np.int64), *_EMPTY)
 NO_EXTRACTIONS = ExtractResult((), *_EMPTY)
+NO_TOKENS = TokenizeResult((), 0, *_EMPTY)
+NO_TEXTS = DetokenizeResult((), *_EMPTY)
 _STORED: dict[DataType, type[np.number[Any]]] = {"float16": np.float16, "int8": np.int8, "uint8": np.uint8, "binary": np.uint8}
 
 
-def no_vectors(forms: Sequence[Form], data_type: DataType, dimensions: int) -> EncodeResult:
+def no_vectors(forms: Sequence[Form], data_type: DataType, dimensions: int, *, is_divided: bool = False) -> EncodeResult:
     """The result for no items: [0, dimensions], where those are known, in each form. Without `forms` a dense one: the model's own
     default is not known here."""
+    none = np.zeros(0, np.int64)
     stored = _STORED.get(data_type, np.float32)
     width = -(-dimensions // 8) if data_type == "binary" else dimensions
     scale, offset = (np.zeros(0, np.float32) if data_type in kinds else None for kinds in (("int8", "uint8"), ("uint8",)))
@@ -42,12 +47,16 @@ def no_vectors(forms: Sequence[Form], data_type: DataType, dimensions: int) -> E
         Sparse(np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros(1, np.int64), (0, 0)) if "sparse" in forms else None,
         Ragged(np.zeros((0, dimensions), np.float32), np.zeros(1, np.int64)) if "multi_vector" in forms else None,
         *_EMPTY,
+        _chunks=Chunks(np.zeros(1, np.int64), none, none, none) if is_divided else None,
     )
 
 
 def with_skipped_vectors(result: EncodeResult, kept: Sequence[int], skipped: Sequence[Skipped]) -> EncodeResult:
     """From the result for the items at `kept` to one for all: rows of the `skipped` ones are NaN, or have no entries."""
     rows, forms = len(kept) + len(skipped), result.representations
+    if result.is_divided:  # whose rows are chunks, of which skipped items have none
+        chunks = replace(result.chunks, offsets=_bounds(result.chunks.offsets, kept, rows))
+        return replace(result, skipped=tuple(skipped), _chunks=chunks)
     return EncodeResult(
         _vectors(result.vectors, kept, rows) if "dense" in forms else None,
         _sparse(result.sparse, kept, rows) if "sparse" in forms else None,

@@ -44,6 +44,8 @@ EXTRACT = _method("InferenceService/Extract", inference_pb2.ExtractRequest, infe
 EXTRACT_STREAM = _method(
     "InferenceService/ExtractStream", inference_pb2.ExtractRequest, inference_pb2.ExtractStreamResponse
 )  # server streaming
+TOKENIZE = _method("InferenceService/Tokenize", inference_pb2.TokenizeRequest, inference_pb2.TokenizeResponse)
+DETOKENIZE = _method("InferenceService/Detokenize", inference_pb2.DetokenizeRequest, inference_pb2.DetokenizeResponse)
 MULTIPLEX = _method(
     "InferenceService/Multiplex", multiplex_pb2.MultiplexRequest, multiplex_pb2.MultiplexResponse
 )  # streaming both ways

@@ -113,18 +113,32 @@ class Part(_message.Message):
     def __init__(self, text: _Optional[str] = ..., image: _Optional[_Union[Image, _Mapping]] = ..., document: _Optional[_Union[Document, _Mapping]] = ...) -> None: ...
 
 class Item(_message.Message):
-    __slots__ = ("text", "image", "entities", "parts", "seed")
+    __slots__ = ("text", "image", "entities", "parts", "seed", "spans", "context")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     ENTITIES_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
     text: str
     image: Image
     entities: _containers.RepeatedCompositeFieldContainer[Entity]
     parts: _containers.RepeatedCompositeFieldContainer[Part]
     seed: int
-    def __init__(self, text: _Optional[str] = ..., image: _Optional[_Union[Image, _Mapping]] = ..., entities: _Optional[_Iterable[_Union[Entity, _Mapping]]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., seed: _Optional[int] = ...) -> None: ...
+    spans: _containers.RepeatedCompositeFieldContainer[Span]
+    context: str
+    def __init__(self, text: _Optional[str] = ..., image: _Optional[_Union[Image, _Mapping]] = ..., entities: _Optional[_Iterable[_Union[Entity, _Mapping]]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., seed: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., context: _Optional[str] = ...) -> None: ...
+
+class Span(_message.Message):
+    __slots__ = ("start", "end", "context")
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    end: int
+    context: str
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., context: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("input_tokens", "image_tokens", "output_tokens")
@@ -152,8 +166,32 @@ class Timings(_message.Message):
     total_seconds: float
     def __init__(self, queue_seconds: _Optional[float] = ..., prepare_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., forward_seconds: _Optional[float] = ..., finish_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ...) -> None: ...
 
+class Chunking(_message.Message):
+    __slots__ = ("method", "max_tokens", "overlap", "late")
+    class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        METHOD_UNSPECIFIED: _ClassVar[Chunking.Method]
+        METHOD_SENTENCES: _ClassVar[Chunking.Method]
+        METHOD_TOKENS: _ClassVar[Chunking.Method]
+        METHOD_MARKDOWN: _ClassVar[Chunking.Method]
+        METHOD_SPANS: _ClassVar[Chunking.Method]
+    METHOD_UNSPECIFIED: Chunking.Method
+    METHOD_SENTENCES: Chunking.Method
+    METHOD_TOKENS: Chunking.Method
+    METHOD_MARKDOWN: Chunking.Method
+    METHOD_SPANS: Chunking.Method
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    method: Chunking.Method
+    max_tokens: int
+    overlap: int
+    late: bool
+    def __init__(self, method: _Optional[_Union[Chunking.Method, str]] = ..., max_tokens: _Optional[int] = ..., overlap: _Optional[int] = ..., late: bool = ...) -> None: ...
+
 class EncodeRequest(_message.Message):
-    __slots__ = ("model", "items", "role", "representations", "data_type", "dimensions", "normalize", "instruction", "truncation", "adapter", "priority", "pool", "pooling_factor", "files")
+    __slots__ = ("model", "items", "role", "representations", "data_type", "dimensions", "normalize", "instruction", "truncation", "adapter", "priority", "pool", "pooling_factor", "files", "chunking")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +206,7 @@ class EncodeRequest(_message.Message):
     POOL_FIELD_NUMBER: _ClassVar[int]
     POOLING_FACTOR_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    CHUNKING_FIELD_NUMBER: _ClassVar[int]
     model: str
     items: _containers.RepeatedCompositeFieldContainer[Item]
     role: Role
@@ -182,23 +221,38 @@ class EncodeRequest(_message.Message):
     pool: str
     pooling_factor: int
     files: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., role: _Optional[_Union[Role, str]] = ..., representations: _Optional[_Iterable[_Union[Representation, str]]] = ..., data_type: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., dimensions: _Optional[int] = ..., normalize: bool = ..., instruction: _Optional[str] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ..., pooling_factor: _Optional[int] = ..., files: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    chunking: Chunking
+    def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., role: _Optional[_Union[Role, str]] = ..., representations: _Optional[_Iterable[_Union[Representation, str]]] = ..., data_type: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., dimensions: _Optional[int] = ..., normalize: bool = ..., instruction: _Optional[str] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ..., pooling_factor: _Optional[int] = ..., files: _Optional[_Iterable[bytes]] = ..., chunking: _Optional[_Union[Chunking, _Mapping]] = ...) -> None: ...
+
+class Chunks(_message.Message):
+    __slots__ = ("offsets", "starts", "ends", "tokens")
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    offsets: _containers.RepeatedScalarFieldContainer[int]
+    starts: _containers.RepeatedScalarFieldContainer[int]
+    ends: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, offsets: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
-    __slots__ = ("dense", "sparse", "multi_vector", "model_revision", "usage", "timings")
+    __slots__ = ("dense", "sparse", "multi_vector", "model_revision", "usage", "timings", "chunks")
     DENSE_FIELD_NUMBER: _ClassVar[int]
     SPARSE_FIELD_NUMBER: _ClassVar[int]
     MULTI_VECTOR_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
     dense: _tensor_pb2.Tensor
     sparse: _tensor_pb2.SparseMatrix
     multi_vector: _tensor_pb2.Ragged
     model_revision: str
     usage: Usage
     timings: Timings
-    def __init__(self, dense: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sparse: _Optional[_Union[_tensor_pb2.SparseMatrix, _Mapping]] = ..., multi_vector: _Optional[_Union[_tensor_pb2.Ragged, _Mapping]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+    chunks: Chunks
+    def __init__(self, dense: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sparse: _Optional[_Union[_tensor_pb2.SparseMatrix, _Mapping]] = ..., multi_vector: _Optional[_Union[_tensor_pb2.Ragged, _Mapping]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., chunks: _Optional[_Union[Chunks, _Mapping]] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("model", "query", "documents", "instruction", "scale", "top_n", "truncation", "adapter", "priority", "pool", "files")
@@ -683,3 +737,93 @@ class ExtractResponse(_message.Message):
     usage: Usage
     timings: Timings
     def __init__(self, results: _Optional[_Iterable[_Union[Extraction, _Mapping]]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+
+class TokenizeRequest(_message.Message):
+    __slots__ = ("model", "texts", "add_special_tokens", "truncation", "count_only", "return_tokens", "priority", "pool")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    COUNT_ONLY_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    add_special_tokens: bool
+    truncation: Truncation
+    count_only: bool
+    return_tokens: bool
+    priority: Priority
+    pool: str
+    def __init__(self, model: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., add_special_tokens: bool = ..., truncation: _Optional[_Union[Truncation, str]] = ..., count_only: bool = ..., return_tokens: bool = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ...) -> None: ...
+
+class Tokenization(_message.Message):
+    __slots__ = ("count", "ids", "starts", "ends", "tokens", "special_before", "special_after", "kept_tokens", "kept_start", "kept_end")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_AFTER_FIELD_NUMBER: _ClassVar[int]
+    KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_START_FIELD_NUMBER: _ClassVar[int]
+    KEPT_END_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    starts: _containers.RepeatedScalarFieldContainer[int]
+    ends: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[str]
+    special_before: int
+    special_after: int
+    kept_tokens: int
+    kept_start: int
+    kept_end: int
+    def __init__(self, count: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[str]] = ..., special_before: _Optional[int] = ..., special_after: _Optional[int] = ..., kept_tokens: _Optional[int] = ..., kept_start: _Optional[int] = ..., kept_end: _Optional[int] = ...) -> None: ...
+
+class TokenizeResponse(_message.Message):
+    __slots__ = ("results", "max_tokens", "model_revision", "usage", "timings")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[Tokenization]
+    max_tokens: int
+    model_revision: str
+    usage: Usage
+    timings: Timings
+    def __init__(self, results: _Optional[_Iterable[_Union[Tokenization, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+
+class TokenIds(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DetokenizeRequest(_message.Message):
+    __slots__ = ("model", "sequences", "skip_special_tokens", "priority", "pool")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    sequences: _containers.RepeatedCompositeFieldContainer[TokenIds]
+    skip_special_tokens: bool
+    priority: Priority
+    pool: str
+    def __init__(self, model: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., skip_special_tokens: bool = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ...) -> None: ...
+
+class DetokenizeResponse(_message.Message):
+    __slots__ = ("texts", "model_revision", "usage", "timings")
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    model_revision: str
+    usage: Usage
+    timings: Timings
+    def __init__(self, texts: _Optional[_Iterable[str]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...

@@ -53,6 +53,16 @@ class InferenceServiceStub(object):
                 request_serializer=shoal_dot_v1_dot_inference__pb2.ExtractRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_inference__pb2.ExtractStreamResponse.FromString,
                 )
+        self.Tokenize = channel.unary_unary(
+                '/shoal.v1.InferenceService/Tokenize',
+                request_serializer=shoal_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+                )
+        self.Detokenize = channel.unary_unary(
+                '/shoal.v1.InferenceService/Detokenize',
+                request_serializer=shoal_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+                )
         self.Multiplex = channel.stream_stream(
                 '/shoal.v1.InferenceService/Multiplex',
                 request_serializer=shoal_dot_v1_dot_multiplex__pb2.MultiplexRequest.SerializeToString,
@@ -129,6 +139,21 @@ class InferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """Returns the tokens that a model's tokenizer makes of texts: ids, places in the text, counts, and what would be cut. No forward pass
+        runs, but a worker must have the model, so it is loaded as for Encode.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Returns the texts that a model's tokenizer makes of the ids of tokens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Multiplex(self, request_iterator, context):
         """Many calls of Encode, Score and Extract on one stream, which costs both sides less than a call of gRPC's for each, and answers
         that are ready together come together. Each call is treated, limited, counted and answered as if it had been made alone; they are
@@ -166,6 +191,16 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.ExtractStream,
                     request_deserializer=shoal_dot_v1_dot_inference__pb2.ExtractRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_inference__pb2.ExtractStreamResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=shoal_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_inference__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=shoal_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
             ),
             'Multiplex': grpc.stream_stream_rpc_method_handler(
                     servicer.Multiplex,
@@ -277,6 +312,40 @@ class InferenceService(object):
         return grpc.experimental.unary_stream(request, target, '/shoal.v1.InferenceService/ExtractStream',
             shoal_dot_v1_dot_inference__pb2.ExtractRequest.SerializeToString,
             shoal_dot_v1_dot_inference__pb2.ExtractStreamResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/shoal.v1.InferenceService/Tokenize',
+            shoal_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+            shoal_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/shoal.v1.InferenceService/Detokenize',
+            shoal_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            shoal_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

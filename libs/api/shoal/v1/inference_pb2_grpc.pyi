@@ -87,6 +87,20 @@ class InferenceServiceStub:
     buf:lint:ignore RPC_REQUEST_STANDARD_NAME
     """
 
+    Tokenize: grpc.UnaryUnaryMultiCallable[
+        shoal.v1.inference_pb2.TokenizeRequest,
+        shoal.v1.inference_pb2.TokenizeResponse,
+    ]
+    """Returns the tokens that a model's tokenizer makes of texts: ids, places in the text, counts, and what would be cut. No forward pass
+    runs, but a worker must have the model, so it is loaded as for Encode.
+    """
+
+    Detokenize: grpc.UnaryUnaryMultiCallable[
+        shoal.v1.inference_pb2.DetokenizeRequest,
+        shoal.v1.inference_pb2.DetokenizeResponse,
+    ]
+    """Returns the texts that a model's tokenizer makes of the ids of tokens."""
+
     Multiplex: grpc.StreamStreamMultiCallable[
         shoal.v1.multiplex_pb2.MultiplexRequest,
         shoal.v1.multiplex_pb2.MultiplexResponse,
@@ -164,6 +178,20 @@ class InferenceServiceAsyncStub:
     buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     buf:lint:ignore RPC_REQUEST_STANDARD_NAME
     """
+
+    Tokenize: grpc.aio.UnaryUnaryMultiCallable[
+        shoal.v1.inference_pb2.TokenizeRequest,
+        shoal.v1.inference_pb2.TokenizeResponse,
+    ]
+    """Returns the tokens that a model's tokenizer makes of texts: ids, places in the text, counts, and what would be cut. No forward pass
+    runs, but a worker must have the model, so it is loaded as for Encode.
+    """
+
+    Detokenize: grpc.aio.UnaryUnaryMultiCallable[
+        shoal.v1.inference_pb2.DetokenizeRequest,
+        shoal.v1.inference_pb2.DetokenizeResponse,
+    ]
+    """Returns the texts that a model's tokenizer makes of the ids of tokens."""
 
     Multiplex: grpc.aio.StreamStreamMultiCallable[
         shoal.v1.multiplex_pb2.MultiplexRequest,
@@ -252,6 +280,24 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         buf:lint:ignore RPC_REQUEST_STANDARD_NAME
         """
+
+    @abc.abstractmethod
+    def Tokenize(
+        self,
+        request: shoal.v1.inference_pb2.TokenizeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[shoal.v1.inference_pb2.TokenizeResponse, collections.abc.Awaitable[shoal.v1.inference_pb2.TokenizeResponse]]:
+        """Returns the tokens that a model's tokenizer makes of texts: ids, places in the text, counts, and what would be cut. No forward pass
+        runs, but a worker must have the model, so it is loaded as for Encode.
+        """
+
+    @abc.abstractmethod
+    def Detokenize(
+        self,
+        request: shoal.v1.inference_pb2.DetokenizeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[shoal.v1.inference_pb2.DetokenizeResponse, collections.abc.Awaitable[shoal.v1.inference_pb2.DetokenizeResponse]]:
+        """Returns the texts that a model's tokenizer makes of the ids of tokens."""
 
     @abc.abstractmethod
     def Multiplex(

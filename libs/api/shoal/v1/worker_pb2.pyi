@@ -18,12 +18,14 @@ class Lane(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("job_id", "request_id", "encode", "score", "extract", "first_item", "deadline_unix_ms", "queued_unix_ms", "traceparent", "tenant", "weight", "written_to", "item_answer_bytes")
+    __slots__ = ("job_id", "request_id", "encode", "score", "extract", "tokenize", "detokenize", "first_item", "deadline_unix_ms", "queued_unix_ms", "traceparent", "tenant", "weight", "written_to", "item_answer_bytes")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ENCODE_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     EXTRACT_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZE_FIELD_NUMBER: _ClassVar[int]
+    DETOKENIZE_FIELD_NUMBER: _ClassVar[int]
     FIRST_ITEM_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +39,8 @@ class Job(_message.Message):
     encode: _inference_pb2.EncodeRequest
     score: _inference_pb2.ScoreRequest
     extract: _inference_pb2.ExtractRequest
+    tokenize: _inference_pb2.TokenizeRequest
+    detokenize: _inference_pb2.DetokenizeRequest
     first_item: int
     deadline_unix_ms: int
     queued_unix_ms: int
@@ -45,7 +49,7 @@ class Job(_message.Message):
     weight: float
     written_to: str
     item_answer_bytes: int
-    def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ..., encode: _Optional[_Union[_inference_pb2.EncodeRequest, _Mapping]] = ..., score: _Optional[_Union[_inference_pb2.ScoreRequest, _Mapping]] = ..., extract: _Optional[_Union[_inference_pb2.ExtractRequest, _Mapping]] = ..., first_item: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., queued_unix_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., written_to: _Optional[str] = ..., item_answer_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ..., encode: _Optional[_Union[_inference_pb2.EncodeRequest, _Mapping]] = ..., score: _Optional[_Union[_inference_pb2.ScoreRequest, _Mapping]] = ..., extract: _Optional[_Union[_inference_pb2.ExtractRequest, _Mapping]] = ..., tokenize: _Optional[_Union[_inference_pb2.TokenizeRequest, _Mapping]] = ..., detokenize: _Optional[_Union[_inference_pb2.DetokenizeRequest, _Mapping]] = ..., first_item: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., queued_unix_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., written_to: _Optional[str] = ..., item_answer_bytes: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("worker_id", "epoch", "pool", "lanes", "budget_tokens", "budget_jobs", "wait_seconds", "can_load", "wire_version", "batch_id", "asked_again", "except_tenants")
@@ -108,16 +112,20 @@ class Failure(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
 
 class JobResult(_message.Message):
-    __slots__ = ("encode", "score", "extract", "failure")
+    __slots__ = ("encode", "score", "extract", "failure", "tokenize", "detokenize")
     ENCODE_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     EXTRACT_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZE_FIELD_NUMBER: _ClassVar[int]
+    DETOKENIZE_FIELD_NUMBER: _ClassVar[int]
     encode: _inference_pb2.EncodeResponse
     score: _inference_pb2.ScoreResponse
     extract: _inference_pb2.ExtractResponse
     failure: Failure
-    def __init__(self, encode: _Optional[_Union[_inference_pb2.EncodeResponse, _Mapping]] = ..., score: _Optional[_Union[_inference_pb2.ScoreResponse, _Mapping]] = ..., extract: _Optional[_Union[_inference_pb2.ExtractResponse, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    tokenize: _inference_pb2.TokenizeResponse
+    detokenize: _inference_pb2.DetokenizeResponse
+    def __init__(self, encode: _Optional[_Union[_inference_pb2.EncodeResponse, _Mapping]] = ..., score: _Optional[_Union[_inference_pb2.ScoreResponse, _Mapping]] = ..., extract: _Optional[_Union[_inference_pb2.ExtractResponse, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., tokenize: _Optional[_Union[_inference_pb2.TokenizeResponse, _Mapping]] = ..., detokenize: _Optional[_Union[_inference_pb2.DetokenizeResponse, _Mapping]] = ...) -> None: ...
 
 class CompletedJob(_message.Message):
     __slots__ = ("job_id", "result")

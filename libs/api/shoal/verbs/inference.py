@@ -13,6 +13,7 @@ from shoal.requests.score import ScorePlan, Scoring
 from shoal.results import DataType, EncodeResult, ExtractResult, Form, ScoreResult
 from shoal.tasks import (
     Aggregation,
+    Chunking,
     Classify,
     Entities,
     Given,
@@ -41,6 +42,7 @@ async def encode(
     normalize: bool | None = None,
     instruction: str = "",
     pooling_factor: int = 0,
+    chunking: Chunking | None = None,
     truncation: Truncation | None = None,
     adapter: str = "",
     pool: str = "",
@@ -55,14 +57,15 @@ async def encode(
     `role` selects the model's prompt, `instruction` replaces it. `representations`: default the model's main one. `data_type`:
     default float32. `dimensions`: keep the first so many numbers (Matryoshka; 0: all); `normalize` is applied after that, default
     as configured for the model. `pooling_factor`: return so many times fewer vectors of each multi-vector, the means of clusters
-    of similar ones (2 to 64; 0: all). `truncation` "none" refuses items that are too long, "end" (default) and "start" cut there.
+    of similar ones (2 to 64; 0: all). `chunking`: divide each text; rows are for chunks then, and `result.chunks[i]` are those of
+    item i. `truncation` "none" refuses items that are too long, "end" (default) and "start" cut there.
     `adapter`: a LoRA adapter of the model, `org/name`, or the name of a task that it has one of its own for. `pool`: the workers
     to serve it, default as the mesh's catalog says. `priority`: "interactive" (default) or "bulk". `on_invalid` "skip": an item
     that is empty, too long or not a text does not fail the call; its row is NaN, and `result.skipped` says why.
     `on_progress(done, total)` is called after each request of a long list. `writable`: returns arrays that may be modified. An
     empty list sends no request: its result has no rows. Raises ShoalError.
     """
-    encoding = Encoding(role, representations, data_type, dimensions, normalize, instruction, pooling_factor)
+    encoding = Encoding(role, representations, data_type, dimensions, normalize, instruction, pooling_factor, chunking)
     plan = EncodePlan(items, encoding, Options(model, truncation, adapter, pool, priority, on_invalid))
     result = await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
     return results.writable(result) if writable else result

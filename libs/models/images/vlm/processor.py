@@ -13,7 +13,7 @@ from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.images.vlm.parts import PartsInput, Recalled
 from libs.models.recall import JobRecall, Recall
 from libs.models.results import EncodeResult, Result, ScoreResult
-from libs.models.text.checks import need_task, prompt_of, unsupported
+from libs.models.text.checks import need_task, prompt_of, refuse_chunks, unsupported
 from libs.models.text.processing import answers
 from libs.models.text.processing.embedding import asked_forms, check_encode, check_pooled
 from libs.models.text.processing.static import TokenWeights
@@ -50,6 +50,7 @@ class PartsProcessor:
 
     def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         need_task(work, self._card)
+        refuse_chunks(work, self._card)
         match work:
             case EncodeWork():
                 (head,) = asked_forms(work, self._card)

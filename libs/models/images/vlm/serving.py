@@ -26,6 +26,7 @@ from libs.models.recall import Recall
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.text.loading import Tokenising, without_int8
+from libs.models.text.tokens import TokenProcessor
 
 
 def load_vision_language_model(
@@ -49,6 +50,7 @@ def load_vision_language_model(
         processor = PartsProcessor(card, loaded.input, recall, loaded.weights)
         model = PackedModel(card, loaded.trunks, Tokenising(processor), loaded.names, device)
         model.recall = recall
+        model.tokens = TokenProcessor(card, loaded.input.text.tokenizer)
         model.largest_picture = largest_picture(loaded.input)
         if device.type != "cpu":
             model.gather()

@@ -13,8 +13,10 @@ from libs.models.text.heads.modules import dense_layers
 from libs.models.text.heads.pooled import PooledHead
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.text.kinds.kind import Built, Parts
+from libs.models.text.kinds.spans import add_span_head
 from libs.models.text.kinds.state import HeadState
 from libs.models.text.processing.asymmetric import QUERY_HEAD, AsymmetricProcessor
+from libs.models.text.processing.chunking.span_pooling import SpanPooling
 from libs.models.text.processing.embedding import EmbeddingProcessor
 from libs.models.text.processing.latent import LatentProcessor
 from libs.models.text.registry import build_encoder
@@ -39,12 +41,14 @@ def build(parts: Parts) -> Built:
     late = None
     if card.kind == "dense":
         heads["dense"] = PooledHead(card.pooling, layers)
+        spans = add_span_head(heads, parts)
     else:
         heads["multi_vector"] = TokenHead(layers)
+        spans = SpanPooling()
     if card.late is not None:
         fill = special_token(parts.root, "mask_token") or special_token(parts.root, "eos_token")
         late = LateFrame(card.late, text, fill)
-    return Built(heads, EmbeddingProcessor(card, text, late))
+    return Built(heads, EmbeddingProcessor(card, text, late, spans=spans), text.tokenizer)
 
 
 def _asymmetric(parts: Parts, queries: Card) -> Built:
@@ -57,10 +61,11 @@ def _asymmetric(parts: Parts, queries: Card) -> Built:
     )
     queries = replace(queries, max_tokens=min(queries.max_tokens, encoder.max_positions))
     own = Parts(queries, parts.directory, encoder, state, parts.rest, device, parts.int8)
-    documents = EmbeddingProcessor(parts.card, parts.text())
+    text = parts.text()
+    documents = EmbeddingProcessor(parts.card, text)
     processor = AsymmetricProcessor(parts.card, documents, EmbeddingProcessor(queries, own.text()))
     trunk = Trunk(encoder, {QUERY_HEAD: _pooled(own)})
-    return Built({"dense": _pooled(parts)}, processor, (trunk,))
+    return Built({"dense": _pooled(parts)}, processor, text.tokenizer, (trunk,))
 
 
 def _pooled(parts: Parts) -> PooledHead:
@@ -73,4 +78,5 @@ def _latent(parts: Parts) -> Built:
     head = LatentHead(settings, state, parts.encoder.hidden_size, parts.encoder.dtype, parts.file)
     state.check_all_used()
     end = special_token(parts.root, "eos_token") if settings.ends else ""
-    return Built({"dense": head}, LatentProcessor(parts.card, parts.text(), end))
+    text = parts.text()
+    return Built({"dense": head}, LatentProcessor(parts.card, text, end), text.tokenizer)

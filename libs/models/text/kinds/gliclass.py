@@ -42,7 +42,8 @@ def build(parts: Parts) -> Built:
     head = GliclassHead(settings, state, parts.encoder.hidden_size, function, parts.file)
     for name in sorted(state):
         raise ModelBroken(f"{parts.file}: tensor {_PREFIX + name!r} has no place in the model that config.json describes")
-    return Built({"labels": head}, GliclassProcessor(parts.card, settings, load_tokenizer(parts.root, lowercase=False)))
+    tokenizer = load_tokenizer(parts.root, lowercase=False)
+    return Built({"labels": head}, GliclassProcessor(parts.card, settings, tokenizer), tokenizer)
 
 
 def _read(parts: Parts, name: str) -> Tensor:

@@ -12,6 +12,7 @@ from libs.models.text.heads.pooled import PooledHead
 from libs.models.text.heads.sparse import LexicalHead
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.text.kinds.kind import Built, Parts
+from libs.models.text.kinds.spans import add_span_head
 from libs.models.text.processing.embedding import EmbeddingProcessor
 from libs.models.text.tokenising.late import LateFrame
 from libs.models.text.tokenising.text import TextProcessor, special_token
@@ -35,7 +36,8 @@ def build(parts: Parts) -> Built:
     if card.late is not None:
         heads["multi_vector"] = TokenHead([_layer(parts, TOKENS_FILE, card.multi_vector_dimensions)])
         late = LateFrame(card.late, text, "")
-    return Built(heads, EmbeddingProcessor(card, text, late))
+    spans = add_span_head(heads, parts)
+    return Built(heads, EmbeddingProcessor(card, text, late, spans=spans), text.tokenizer)
 
 
 def _layer(parts: Parts, file: str, width: int, *, rectified: bool = False) -> HeadLinear:

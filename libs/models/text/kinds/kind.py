@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from libs.catalog.card import Card
@@ -25,10 +26,12 @@ from libs.models.weights import HeadRule, TensorFile
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """`heads`: after the checkpoint's main encoder, by the names that `Prepared.head` may have. `trunks`: further encoders."""
+    """`heads`: after the checkpoint's main encoder, by the names that `Prepared.head` may have. `tokenizer`: of that encoder.
+    `trunks`: further encoders."""
 
     heads: Mapping[str, ModelHead]
     processor: Processor
+    tokenizer: Tokenizer
     trunks: tuple[Trunk, ...] = ()
 
 

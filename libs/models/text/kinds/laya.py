@@ -34,7 +34,8 @@ def build(parts: Parts) -> Built:
     state.drop("temperature")  # while it trained; answers take those of rl_agent_config.json
     state.check_all_used()
     tokenizer = load_tokenizer(parts.directory / TOKENIZER_FOLDER, lowercase=False)
-    return Built({"options": head}, LayaProcessor(parts.card, settings, tokenizer, _marks(parts, tokenizer)))
+    processor = LayaProcessor(parts.card, settings, tokenizer, _marks(parts, tokenizer))
+    return Built({"options": head}, processor, tokenizer)
 
 
 def _marks(parts: Parts, tokenizer: Tokenizer) -> Marks:

@@ -29,4 +29,4 @@ def build(parts: Parts) -> Built:
     padding = config.values.get("pad_token_id", _DEFAULT_PADDING.get(card.family))
     if layout is LANGUAGE_MODEL and parts.encoder.causal and padding is not None:
         processor = WithoutPadding(processor, config.integer("pad_token_id", _DEFAULT_PADDING.get(card.family)))
-    return Built({"logits": LabelsHead(classifier, pooling_of(layout, config))}, processor)
+    return Built({"logits": LabelsHead(classifier, pooling_of(layout, config))}, processor, text.tokenizer)

@@ -26,7 +26,8 @@ def build(parts: Parts) -> Built:
     if sparse.queries is not None:
         limit, lowercase = card.max_tokens, card.lowercase
         static = load_lookup(parts.directory, sparse.queries, columns=sparse.columns, limit=limit, lowercase=lowercase)
-    return Built({"sparse": _head(parts, sparse)}, EmbeddingProcessor(card, parts.text(), static=static))
+    text = parts.text()
+    return Built({"sparse": _head(parts, sparse)}, EmbeddingProcessor(card, text, static=static), text.tokenizer)
 
 
 def _head(parts: Parts, card: Sparse) -> SpladeHead:

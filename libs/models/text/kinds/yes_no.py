@@ -27,7 +27,7 @@ def build(parts: Parts) -> Built:
     text = parts.text()
     pairs = ChatPairs(parts.card, parts.root, text, shares=parts.encoder.shares_prefixes)
     head = AnswerHead(_rows(parts, text), final_softcap(parts.config))
-    return Built({"logits": head}, LabelsProcessor(parts.card, text, pairs))
+    return Built({"logits": head}, LabelsProcessor(parts.card, text, pairs), text.tokenizer)
 
 
 def _rows(parts: Parts, text: TextProcessor) -> Tensor:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from libs.catalog.card import Card, Representation
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
 from libs.models.answering import extracted
-from libs.models.results import EncodeResult, Extraction, Result, ScoreResult
+from libs.models.results import Chunks, EncodeResult, Extraction, Result, ScoreResult
 from libs.models.text.checks import (
     adapter_of,
     document_path,
@@ -28,6 +28,8 @@ from libs.models.text.checks import (
     unsupported,
 )
 from libs.models.text.processing import answers
+from libs.models.text.processing.chunking.dividing import DEFAULT_TOKENS, divide
+from libs.models.text.processing.chunking.span_pooling import SPANS_HEAD, SpanPooling, Window
 from libs.models.text.processing.pooling import MOST_VECTORS
 from libs.models.text.processing.static import StaticLookup
 from libs.models.text.tokenising.late import Kept, LateFrame
@@ -41,6 +43,7 @@ from libs.models.work import (
     Prepared,
     Role,
     ScoreWork,
+    Span,
     SparseRow,
     Truncation,
     Work,
@@ -60,10 +63,15 @@ class Framed:
 
 @dataclass(frozen=True, slots=True)
 class _Notes:
-    """`masks` of all sequences; `found`: results of texts that were looked up and have no sequence; they precede all others."""
+    """`masks` of all sequences; `found`: results of texts that were looked up and have no sequence; they precede all others.
+
+    `chunks`: of texts that were divided; `windows`: of each of these that is pooled by spans.
+    """
 
     masks: list[Kept]
     found: list[SparseRow]
+    chunks: Chunks | None = None
+    windows: tuple[tuple[Window, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +84,18 @@ class _Forms:
 
 
 class EmbeddingProcessor:
-    """The processor of one model. `late`: for late-interaction models. `static`: for queries that need no forward."""
+    """The processor of one model. `late`: for late-interaction models. `static`: for queries that need no forward. `spans`: for
+    models with the head SPANS_HEAD."""
 
-    def __init__(self, card: Card, text: TextProcessor, late: LateFrame | None = None, static: StaticLookup | None = None) -> None:
-        self._card, self._text, self._late, self._static = card, text, late, static
+    def __init__(
+        self,
+        card: Card,
+        text: TextProcessor,
+        late: LateFrame | None = None,
+        static: StaticLookup | None = None,
+        spans: SpanPooling | None = None,
+    ) -> None:
+        self._card, self._text, self._late, self._static, self._spans = card, text, late, static, spans
 
     def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         need_task(work, self._card)
@@ -93,7 +109,10 @@ class EmbeddingProcessor:
         raise unsupported(work, self._card)
 
     def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
-        work, forms = prepared.work, self._forms(prepared, outputs)
+        work = prepared.work
+        if isinstance(work, EncodeWork) and cast(_Notes, prepared.notes).windows:
+            return self._late_vectors(work, prepared, outputs, go_on)
+        forms = self._forms(prepared, outputs)
         match work:
             case EncodeWork():
                 return self._vectors(work, prepared, forms, go_on)
@@ -108,14 +127,114 @@ class EmbeddingProcessor:
         forms = asked_forms(work, self._card)
         check_encode(work, forms, self._card)
         prompt = work.instruction or prompt_of(self._card, work.role, work.adapter)
+        if work.chunking is not None:
+            return self._late_chunks(work, forms, prompt, go_on) if work.chunking.late else self._chunks(work, forms, prompt, go_on)
+        return self._whole(work, work.texts, forms, prompt, item_path, go_on)
+
+    def _whole(
+        self, work: EncodeWork, texts: list[str], forms: Sequence[Representation], prompt: str, where: Where, go_on: GoOn
+    ) -> Prepared:
+        """`texts`: of the work, or of its chunks."""
         if self._static is not None and self._is_static(work.role):
-            found, tokens = self._static.rows(work.texts, prompt, work.truncation, item_path, go_on)
+            found, tokens = self._static.rows(texts, prompt, work.truncation, where, go_on)
             return Prepared(work, "sparse", [], _Notes([], found), looked_up=tokens)
-        framed = self._adapted(
-            self.framed(work.texts, prompt, work.role, work.truncation, item_path, go_on), work.role, work.adapter
-        )
-        check_pooled(work, framed.sequences, item_path)
+        framed = self._adapted(self.framed(texts, prompt, work.role, work.truncation, where, go_on), work.role, work.adapter)
+        check_pooled(work, framed.sequences, where)
         return Prepared(work, "+".join(forms), framed.sequences, _Notes(framed.masks, []))
+
+    def _chunks(self, work: EncodeWork, forms: Sequence[Representation], prompt: str, go_on: GoOn) -> Prepared:
+        """Each chunk as a text of its own, with its contexts before it."""
+        divided, pieces, paths = [], [], []
+        room = self.longest(work.role) - self._text.frame_tokens - self._prompt_tokens(prompt)
+        for index, text in enumerate(work.texts):
+            go_on()
+            context = work.contexts[index] if work.contexts else ""
+            spans = divide(self._text, work, index, self._room(work, index, room, context), go_on)
+            divided.append(spans)
+            pieces += [f"{context}{span.context}{text[span.start : span.end]}" for span in spans]
+            paths += [item_path(index)] * len(spans)
+        prepared = self._whole(work, pieces, forms, prompt, paths.__getitem__, go_on)
+        tokens = [sequence.tokens for sequence in prepared.sequences] or [0] * len(pieces)
+        notes = replace(cast(_Notes, prepared.notes), chunks=_table(divided, tokens))
+        return replace(prepared, notes=notes, fields=tuple(paths) if prepared.sequences else ())
+
+    def _room(self, work: EncodeWork, index: int, room: int, context: str) -> int:
+        """Tokens that a chunk of a text may have. Raises InvalidInput if the request asks for more, or if there is no room."""
+        asked = 0 if work.chunking is None else work.chunking.max_tokens
+        left = room - (self._text.count_tokens(context, room) if context else 0)
+        if left < 1:
+            where = f"items[{index}].context" if context else "instruction"
+            raise InvalidInput(f"{where} leaves no room for a chunk: the model takes {room} tokens with it", field=where)
+        if asked > left:
+            message = f"chunking.max_tokens is {asked}; beside special tokens, prompt and context the model takes {left}"
+            raise InvalidInput(f"{message}: ask for fewer, or for late chunks", field="chunking.max_tokens")
+        return left
+
+    def _prompt_tokens(self, prompt: str) -> int:
+        return self._text.count_tokens(prompt, self._text.limit) if prompt else 0
+
+    def longest(self, role: Role) -> int:
+        """The most tokens of a sequence in a role, special ones included."""
+        return self._text.limit if self._late is None else self._late.longest(role)
+
+    def _late_chunks(self, work: EncodeWork, forms: Sequence[Representation], prompt: str, go_on: GoOn) -> Prepared:
+        """The windows of each text, whose token states are pooled by chunk."""
+        spans = self._spans
+        if spans is None or ("dense" in forms and not spans.has_vectors):
+            raise TaskNotSupported(f"{self._card.model} has no late chunks, by the way it pools", field="chunking.late")
+        if "sparse" in forms:
+            raise TaskNotSupported("late chunks have dense vectors and multi-vectors alone", field="representations")
+        if self._late is not None and work.role == "query" and "multi_vector" in forms:
+            raise InvalidInput("late chunks are of documents: a query has none", field="role")
+        if any(work.contexts) or any(span.context for own in work.spans for span in own):
+            raise InvalidInput("late chunks have no context but their text: leave it empty", field="items[0].context")
+        adapter = adapter_of(self._card, work.role, work.adapter)
+        divided, windows, tokens = [], [], list[int]()
+        for index, text in enumerate(work.texts):
+            go_on()
+            chunks = divide(self._text, work, index, DEFAULT_TOKENS, go_on)
+            go_on()
+            found, counts = spans.windows(
+                self._text.encode_whole(text, prompt),
+                chunks,
+                self.longest(work.role),
+                pools_prompt=self._card.pool_prompt or not prompt,
+                path=item_path(index),
+            )
+            divided.append(chunks)
+            windows.append(tuple(replace(one, sequence=replace(one.sequence, adapter=adapter)) for one in found))
+            tokens += counts
+            if work.pooling_factor > 1 and max(counts) > MOST_VECTORS:
+                message = f"{item_path(index)} has a chunk of {max(counts):,} tokens; pooled are at most {MOST_VECTORS:,}"
+                raise InputTooLong(message, field=item_path(index))
+        sequences = [one.sequence for own in windows for one in own]
+        paths = tuple(item_path(index) for index, own in enumerate(windows) for _ in own)
+        masks = [None if self._late is None else self._late.kept(sequence, "document") for sequence in sequences]
+        head = "+".join(SPANS_HEAD if form == "dense" else form for form in forms)
+        return Prepared(work, head, sequences, _Notes(masks, [], _table(divided, tokens), tuple(windows)), fields=paths)
+
+    def _late_vectors(self, work: EncodeWork, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn) -> EncodeResult:
+        notes, names = cast(_Notes, prepared.notes), prepared.head.split("+")
+        if self._spans is None or notes.chunks is None:
+            raise TypeError("the job was not prepared for late chunks")
+        columns = _columns(names, outputs)
+        dense: list[Array] = []
+        tokens: list[Array] = []
+        first, offsets = 0, notes.chunks.offsets
+        for index, own in enumerate(notes.windows):
+            go_on()
+            here, count = slice(first, first + len(own)), offsets[index + 1] - offsets[index]
+            if SPANS_HEAD in columns:
+                dense += list(self._spans.vectors(own, cast("Sequence[Array]", columns[SPANS_HEAD][here]), count))
+            if "multi_vector" in columns:
+                rows = cast("Sequence[Array]", columns["multi_vector"][here])
+                tokens += self._spans.token_rows(own, rows, notes.masks[here], count)
+            first += len(own)
+        return EncodeResult(
+            dense=answers.dense_rows(work, self._card, dense) if dense else None,
+            multi_vector=answers.token_rows(work, self._card, tokens, go_on) if tokens else None,
+            chunks=notes.chunks,
+        )
 
     def _is_static(self, role: Role) -> bool:
         queries = None if self._card.sparse is None else self._card.sparse.queries
@@ -170,9 +289,8 @@ class EmbeddingProcessor:
         return Framed(sequences, [None] * len(sequences))
 
     def _forms(self, prepared: Prepared, outputs: Sequence[Output]) -> _Forms:
-        notes, names = cast(_Notes, prepared.notes), prepared.head.split("+")
-        each = [outputs] if len(names) == 1 else list(zip(*cast("Sequence[tuple[Output, ...]]", outputs), strict=True))
-        columns: Mapping[str, Sequence[Output]] = dict(zip(names, each, strict=False))
+        notes = cast(_Notes, prepared.notes)
+        columns = _columns(prepared.head.split("+"), outputs)
         sparse = [*notes.found, *cast("Sequence[SparseRow]", columns.get("sparse", ()))]
         rows = zip(cast("Sequence[Array]", columns.get("multi_vector", ())), notes.masks, strict=False)
         return _Forms(
@@ -183,10 +301,14 @@ class EmbeddingProcessor:
 
     def _vectors(self, work: EncodeWork, prepared: Prepared, forms: _Forms, go_on: GoOn) -> EncodeResult:
         names, most = prepared.head.split("+"), prepared.answer_bytes
+        chunks = cast(_Notes, prepared.notes).chunks
+        if chunks is not None:
+            most //= int(np.diff(chunks.offsets).max())
         return EncodeResult(
             dense=answers.dense_rows(work, self._card, forms.dense) if "dense" in names else None,
             sparse=answers.sparse_rows(work, self._columns, forms.sparse, most) if "sparse" in names else None,
             multi_vector=answers.token_rows(work, self._card, forms.multi_vector, go_on) if "multi_vector" in names else None,
+            chunks=chunks,
         )
 
     def _scores(self, work: ScoreWork, forms: _Forms) -> Array:
@@ -203,6 +325,12 @@ class EmbeddingProcessor:
     @property
     def _columns(self) -> int:
         return 0 if self._card.sparse is None else self._card.sparse.columns
+
+
+def _columns(names: Sequence[str], outputs: Sequence[Output]) -> Mapping[str, Sequence[Output]]:
+    """The outputs of each head, for all sequences."""
+    each = [outputs] if len(names) == 1 else list(zip(*cast("Sequence[tuple[Output, ...]]", outputs), strict=True))
+    return dict(zip(names, each, strict=False))
 
 
 def asked_forms(work: EncodeWork, card: Card) -> tuple[Representation, ...]:
@@ -237,6 +365,13 @@ def check_pooled(work: EncodeWork, sequences: Sequence[InputSequence], where: Wh
         if sequence.tokens > MOST_VECTORS:
             message = f"{where(index)} has {sequence.tokens:,} tokens; pooled are at most {MOST_VECTORS:,}"
             raise InputTooLong(message, field=where(index))
+
+
+def _table(divided: Sequence[Sequence[Span]], tokens: list[int]) -> Chunks:
+    """The chunks of texts in order. `tokens`: of each chunk."""
+    offsets = np.cumsum([0, *map(len, divided)]).tolist()
+    starts, ends = ([getattr(span, name) for spans in divided for span in spans] for name in ("start", "end"))
+    return Chunks(offsets, starts, ends, tokens)
 
 
 def _label_path(number: int) -> str:

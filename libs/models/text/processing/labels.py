@@ -17,7 +17,7 @@ from libs.models.text.checks import item_path, known_labels, need_task, prompt_o
 from libs.models.text.processing import answers
 from libs.models.text.tokenising.chat import ChatPairs
 from libs.models.text.tokenising.text import TextProcessor
-from libs.models.work import ClassifyWork, GoOn, InputSequence, Output, Prepared, ScoreWork, Work, go_on_anyway
+from libs.models.work import ClassifyWork, GoOn, InputSequence, ModelWork, Output, Prepared, ScoreWork, Work, go_on_anyway
 
 
 class LabelsProcessor:
@@ -65,7 +65,7 @@ class WithoutPadding:
     def __init__(self, processor: Processor, padding: int) -> None:
         self._processor, self._padding = processor, padding
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+    def prepare(self, work: ModelWork, go_on: GoOn = go_on_anyway) -> Prepared:
         prepared = self._processor.prepare(work, go_on)
         return replace(prepared, sequences=[self._shortened(sequence) for sequence in prepared.sequences])
 

@@ -18,6 +18,10 @@ class LatentProcessor(EmbeddingProcessor):
         # The reference counts the instruction's own tokens, and leaves out so many from the first special token on.
         self._end, self._leading = end, text.leading_tokens()
 
+    def longest(self, role: Role) -> int:
+        """Without the end of the sentence."""
+        return super().longest(role) - 1
+
     def framed(self, texts: list[str], prompt: str, role: Role, truncation: Truncation, where: Where, go_on: GoOn) -> Framed:
         found = super().framed([text + self._end for text in texts], prompt, role, truncation, where, go_on)
         return replace(found, sequences=[replace(one, skip=max(one.skip - self._leading, 0)) for one in found.sequences])

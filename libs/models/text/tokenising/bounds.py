@@ -1,4 +1,4 @@
-"""Limits on what a tokenizer.json may ask for: growth of a text, special tokens around it, and sizes within the vocabulary.
+"""Limits on what a tokenizer.json may ask for: growth of texts and of ids, special tokens around a text, sizes of the vocabulary.
 
 The `tokenizers` library does whatever a file says, even twenty million tokens around each text, and aborts the process when it runs
 out of memory. So the JSON is validated before the library sees it, and every violation is a ModelBroken that names the key.
@@ -43,6 +43,7 @@ def refuse_bombs(config: Config) -> None:
     """Raises ModelBroken with the key of a tokenizer.json that would take too much time or memory (resource exhaustion)."""
     _refuse_frames(config)
     growth = _refuse_growth(config)
+    _refuse_decoder(config)
     _refuse_added(config, growth)
     model = config.part("model")
     _refuse_words(model)
@@ -107,6 +108,21 @@ def _refuse_growth(config: Config) -> int:
         if before > MOST_PUT_BEFORE:
             raise config.broken(key, f"puts {before:,} characters before a text; at most {MOST_PUT_BEFORE:,} are served")
     return growth
+
+
+def _refuse_decoder(config: Config) -> None:
+    """Limits how many times longer the decoder makes a text than the names of its tokens are."""
+    growth = 1
+    parts = [part for part in _objects(config.values.get("decoder")) if isinstance(part.get("type"), str)]
+    if len(parts) > MOST_PARTS:
+        raise config.broken("decoder", f"has {len(parts):,} parts; at most {MOST_PARTS} are served")
+    for part in parts:
+        growth *= _growth(part)
+        for text in _texts(part):
+            if len(text) > MOST_NAME:
+                raise config.broken("decoder", f"has a text of {len(text):,} characters; at most {MOST_NAME:,} are served")
+        if growth > MOST_GROWTH:
+            raise config.broken("decoder", f"can make {growth:,} bytes of one; at most {MOST_GROWTH} are served")
 
 
 def _growth(part: Mapping[str, object]) -> int:
@@ -184,7 +200,7 @@ def _refuse_vocabulary(model: Config) -> None:
 
 def _refuse_patterns(config: Config) -> None:
     unknown: dict[str, str] = {}
-    for key in ("normalizer", "pre_tokenizer"):
+    for key in ("normalizer", "pre_tokenizer", "decoder"):
         for part in _objects(config.values.get(key)):
             pattern = part.get("Regex")
             if isinstance(pattern, str) and (problem := slow(pattern)):

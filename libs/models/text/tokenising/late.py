@@ -23,13 +23,17 @@ class LateFrame:
         words = [text.token_id(word) for word in late.skip_words]
         self._skipped = np.array(sorted({word for word in words if word is not None and word != text.unknown}), dtype=np.int32)
 
+    def longest(self, role: str) -> int:
+        """The most tokens of a query or a document."""
+        return self._limit(self._late.query_tokens if role == "query" else self._late.document_tokens)
+
     def queries(
         self, texts: list[str], prompt: str, truncation: Truncation, where: Where, go_on: GoOn = go_on_anyway
     ) -> tuple[list[InputSequence], list[Kept]]:
         expansion = self._late.expansion
         limit = expansion.length if expansion is not None and expansion.fixed else self._late.query_tokens
         sequences = self._text.encode(texts, truncation, where, limit=self._limit(limit), prompt=prompt, go_on=go_on)
-        kept = [self._kept(sequence, "query") for sequence in sequences]
+        kept = [self.kept(sequence, "query") for sequence in sequences]
         if expansion is None:
             return sequences, kept
         longer = [self._expanded(sequence, expansion) for sequence in sequences]
@@ -40,12 +44,13 @@ class LateFrame:
     ) -> tuple[list[InputSequence], list[Kept]]:
         limit = self._limit(self._late.document_tokens)
         sequences = self._text.encode(texts, truncation, where, limit=limit, prompt=prompt, go_on=go_on)
-        return sequences, [self._kept(sequence, "document") for sequence in sequences]
+        return sequences, [self.kept(sequence, "document") for sequence in sequences]
 
     def _limit(self, wanted: int) -> int:
         return min(wanted, self._text.limit) if wanted else self._text.limit
 
-    def _kept(self, sequence: InputSequence, role: str) -> Kept:
+    def kept(self, sequence: InputSequence, role: str) -> Kept:
+        """Which token vectors of a sequence are returned (None: all)."""
         skips = role in self._late.skip_roles and len(self._skipped) > 0
         if not skips and not self._late.leading:
             return None

@@ -8,8 +8,11 @@ Of a long text no more is tokenised than that takes (`cutting.py`), and many tex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +27,11 @@ Where = Callable[[int], str]
 """The path of text i in the job, such as `items[3].text`."""
 
 
+LONG_CHARACTERS: Final = 128 << 10
+"""A longer text is tokenised whole only while no other one is: one of 1 MiB may have a million tokens, which take 0.8 GB."""
+_LONG_TEXT: Final = Lock()
+
+
 @dataclass(frozen=True, slots=True)
 class Spans:
     """The offsets of one text's tokens, without special tokens. All [text tokens]."""
@@ -34,6 +42,24 @@ class Spans:
     continues: NDArray[np.bool_]  # the token continues the word of the token before it
 
 
+@dataclass(frozen=True, slots=True)
+class WholeText:
+    """All tokens of a prompt and a text, with special tokens around them.
+
+    `ids`, `type_ids`: of all of them in order, int32 [tokens]; `first` to `end`: those of the text. `starts`, `ends`: where each
+    token of the text begins and ends in the text, int64 code points; a token that begins with white space begins after it.
+    `word_starts`: whether the token begins a word, or a character where there are no words.
+    """
+
+    ids: NDArray[np.int32]
+    type_ids: NDArray[np.int32] | None
+    first: int
+    end: int
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    word_starts: NDArray[np.bool_]
+
+
 class TextProcessor:
     """`limit`: the longest sequence in tokens. `segments`: whether the encoder has token types. `unknown`: the unknown token."""
 
@@ -41,7 +67,7 @@ class TextProcessor:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.limit = limit
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._cutter = Cutter(tokenizer)
         self._segments = segments
         # Almost no tokenizer puts a single text anywhere but in segment 0.
@@ -87,7 +113,7 @@ class TextProcessor:
         self, query: str, documents: list[str], truncation: Truncation, go_on: GoOn = go_on_anyway
     ) -> list[InputSequence]:
         """The query, tokenised once, with each document, in tokenizer.json's template for pairs. Only documents are truncated."""
-        frame = self._tokenizer.num_special_tokens_to_add(True)
+        frame = self.tokenizer.num_special_tokens_to_add(True)
         (asked,) = self._cutter.parts([query], self.limit, "none", go_on, frame=False)
         first, room = asked.encoding, self.limit - frame - len(asked.encoding)
         if not asked.is_whole:
@@ -112,7 +138,7 @@ class TextProcessor:
 
         Returns the sequences of the first text in the order of the seconds, then those of the next.
         """
-        frame = self._tokenizer.num_special_tokens_to_add(True)
+        frame = self.tokenizer.num_special_tokens_to_add(True)
         others = []
         for number, part in enumerate(self._cutter.parts(seconds, self.limit, "none", go_on, frame=False)):
             needed = len(part.encoding) + frame + 1
@@ -148,6 +174,42 @@ class TextProcessor:
         for part in self._cutter.parts(texts, self.limit, truncation, go_on, before=before, after=after, frame=False):
             yield _int32(part.encoding.ids), part.is_whole
 
+    def encode_whole(self, text: str, prompt: str = "") -> WholeText:
+        """All tokens of a text, which is not truncated. Blocking, in one call that cannot yield, without the interpreter's lock.
+
+        The library takes some 700 bytes a token meanwhile, so long texts are read one at a time in a process.
+        """
+        with _LONG_TEXT if len(text) > LONG_CHARACTERS else nullcontext():
+            return self._whole(text, prompt)
+
+    def _whole(self, text: str, prompt: str) -> WholeText:
+        encoding: Encoding = self.tokenizer.encode_batch([prompt + text])[0]
+        offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) - len(prompt)
+        mask = np.array(encoding.special_tokens_mask, dtype=np.bool_)
+        before, after = run_of_ones(mask), run_of_ones(mask[::-1])
+        end = max(len(mask) - after, before)
+        if prompt:
+            before += int(np.count_nonzero(offsets[before:end, 1] <= 0))
+        starts, ends = np.maximum(offsets[before:end, 0], 0), offsets[before:end, 1]
+        words = np.array([-1 if word is None else word for word in encoding.word_ids[before:end]], dtype=np.int64)
+        types = _int32(encoding.type_ids) if self._segments_of_one else None
+        has_words = len(words) > 0 and words.min() != words.max()
+        begins = np.diff(words, prepend=-2) != 0 if has_words else np.ones(len(words), dtype=np.bool_)
+        begins &= np.diff(ends, prepend=0) > 0
+        begins[1:] &= starts[1:] >= ends[:-1]
+        return WholeText(_int32(encoding.ids), types, before, end, _without_space(text, starts, ends), ends, begins)
+
+    def count_tokens(self, text: str, most: int, go_on: GoOn = go_on_anyway) -> int:
+        """Tokens of a text without special tokens; if there are more than `most`, any number above it."""
+        (part,) = self._cutter.parts([text], most, "end", go_on, frame=False)
+        return len(part.encoding)
+
+    @property
+    def frame_tokens(self) -> int:
+        """Special tokens around a text."""
+        added: int = self.tokenizer.num_special_tokens_to_add(False)
+        return added
+
     def prompt_tokens(self, prompt: str) -> int:
         """Tokens of the prompt at a sequence's beginning, with special ones before it (sentence-transformers' prompt_length).
 
@@ -164,7 +226,7 @@ class TextProcessor:
 
     def token_id(self, token: str) -> int | None:
         """The id of a token of the vocabulary; None if it is not one."""
-        found: int | None = self._tokenizer.token_to_id(token)
+        found: int | None = self.tokenizer.token_to_id(token)
         return found
 
     def keep_whole(self, markers: Iterable[str]) -> None:
@@ -172,11 +234,11 @@ class TextProcessor:
 
         Late-interaction models were trained with such tokens inserted by id; as plain text "[unused0]" would be split.
         """
-        vocabulary = self._tokenizer.get_vocab()
+        vocabulary = self.tokenizer.get_vocab()
         for marker in markers:
             token = next((form for form in (marker, *marker.split()[:1]) if form in vocabulary), None)
-            if token is not None and self._tokenizer.encode(token, add_special_tokens=False).tokens != [token]:
-                self._tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+            if token is not None and self.tokenizer.encode(token, add_special_tokens=False).tokens != [token]:
+                self.tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True)])
 
     def _rows(self, part: Part, limit: int, truncation: Truncation, where: str) -> NDArray[np.int64] | None:
         """The tokens that truncation keeps: the special tokens around the text and one end of the text. None: all."""
@@ -205,7 +267,7 @@ class TextProcessor:
         part.encoding.truncate(room, direction="right" if truncation == "end" else "left")
 
     def _pair(self, first: Encoding, second: Encoding) -> InputSequence:
-        pair = self._tokenizer.post_process(first, second)
+        pair = self.tokenizer.post_process(first, second)
         return InputSequence(_int32(pair.ids), _int32(pair.type_ids) if self._segments else None)
 
     def _sequence(self, encoding: Encoding, rows: NDArray[np.int64] | None) -> InputSequence:
@@ -245,6 +307,17 @@ def special_token(directory: Path, role: str) -> str:
         if isinstance(content, str):
             return content
     return ""
+
+
+def _without_space(text: str, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The starts, each moved past the white space that its token begins with, unless the token is nothing else."""
+    moved = starts.copy()
+    for index in np.flatnonzero(ends > starts):
+        start, end = int(starts[index]), int(ends[index])
+        if text[start].isspace():
+            own = text[start:end]
+            moved[index] = start + (len(own) - len(own.lstrip()) if not own.isspace() else 0)
+    return moved
 
 
 def _int32(values: list[int]) -> NDArray[np.int32]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from google.protobuf.message import Message
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2
 
+from libs import tokens
 from libs.errors import InvalidInput
 from libs.serving.calls.call import ANSWER_HEADER
 from services.router.admission.validation import limits
@@ -21,6 +23,7 @@ BOUNDS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "encode.dense": (limits.ENCODED, limits.STREAMED),
     "encode.sparse": (limits.SPARSE,),
     "encode.multi_vector": (limits.ENCODED, limits.STREAMED),
+    "encode.chunks": (limits.CHUNKS, limits.REQUEST_CHUNKS),
     "score": (limits.ITEMS,),
     "extract.entities": (limits.ANSWERED, limits.SHARED),
     "extract.classify": (limits.ANSWERED,),
@@ -28,6 +31,8 @@ BOUNDS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "extract.regions": (limits.SHARED,),
     "extract.text": (limits.WRITTEN, limits.SHARED),
     "extract.structure": (limits.ANSWERED, limits.SHARED),
+    "tokenize": (limits.TOKENIZED,),
+    "detokenize": (limits.TOKENIZED,),
 }
 """The limits of every kind of answer: a verb with its representation or task. Scores take nine bytes a document."""
 
@@ -47,7 +52,7 @@ _NUMBER_BITS: Final[Mapping[int, int]] = {
 """Of a number of a vector; 32 of any other type."""
 
 
-def item_share(request: pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest, request_bytes: int, readable: int) -> int:
+def item_share(request: Message, request_bytes: int, readable: int) -> int:
     """The most bytes that one item may take in the answer of a request of so many bytes, to a client that reads so many."""
     match request:
         case pb.ExtractRequest():
@@ -69,8 +74,24 @@ def check_written(task: pb.TextTask, pages: Iterable[int], items: int) -> None:
         raise InvalidInput(f"{message} send at most {most // tokens:,} at a time, or set a smaller text.max_tokens", field="items")
 
 
+def check_divided(size: int, readable: int) -> None:
+    """Raises InvalidInput for an answer of more bytes than the client reads, which texts with many more chunks than were estimated
+    may have."""
+    if size > readable:
+        message = (
+            f"the answer has {size:,} bytes, more than the {readable:,} that the client reads, since the items have so many chunks"
+        )
+        raise InvalidInput(f"{message}: call EncodeStream, ask for larger chunks, or send fewer items", field="items")
+
+
 def check_encoded(
-    request: pb.EncodeRequest, card: models_pb2.ModelCard | None, tokens: Sequence[int], *, is_streamed: bool, readable: int
+    request: pb.EncodeRequest,
+    card: models_pb2.ModelCard | None,
+    tokens: Sequence[int],
+    *,
+    is_streamed: bool,
+    readable: int,
+    chunks: int = 0,
 ) -> None:
     """Check the size of a request's vectors.
 
@@ -80,12 +101,14 @@ def check_encoded(
         tokens: estimates for each item.
         is_streamed: whether many messages answer it (EncodeStream), or one.
         readable: how many bytes the client reads in one message.
+        chunks: the estimated number of all items' chunks; 0 if they are not divided.
 
     Raises InvalidInput if the vectors are more than its answer may have.
     """
     if card is None:
         return
-    numbers = len(request.items) * (request.dimensions or card.dimensions) + sum(tokens) * card.multi_vector_dimensions
+    rows = chunks or len(request.items)
+    numbers = rows * (request.dimensions or card.dimensions) + sum(tokens) * card.multi_vector_dimensions
     whole = min(limits.ENCODED.most, max(0, readable - FRAME_BYTES))
     if 4 * numbers <= whole:  # Few requests have more, so this is all that most of them cost.
         return
@@ -93,7 +116,7 @@ def check_encoded(
     bits = _NUMBER_BITS.get(request.data_type, 32)
     size = 0
     if pb.REPRESENTATION_DENSE in forms:
-        size += len(request.items) * (request.dimensions or card.dimensions) * bits // 8
+        size += rows * (request.dimensions or card.dimensions) * bits // 8
     if pb.REPRESENTATION_MULTI_VECTOR in forms:
         size += sum(tokens) // max(1, request.pooling_factor) * card.multi_vector_dimensions * bits // 8
     most = limits.STREAMED.most if is_streamed else whole
@@ -109,3 +132,46 @@ def check_encoded(
                 f"(-1: any), which allows {limits.ENCODED.most:,} bytes"
             )
         raise InvalidInput(f"{message} {instead}", field="items")
+
+
+def check_tokens(request: pb.TokenizeRequest | pb.DetokenizeRequest, card: models_pb2.ModelCard | None, *, readable: int) -> None:
+    """Check the size of the answer to Tokenize or Detokenize. Its worker keeps to the same bound (`libs/tokens.py`).
+
+    Args:
+        request: the request.
+        card: of its model; None where no worker has read it.
+        readable: how many bytes the client reads in one message.
+
+    Raises InvalidInput if the answer may be larger than one answer may be.
+    """
+    if isinstance(request, pb.TokenizeRequest):
+        field, instead, size = "texts", "set count_only, or send less text at a time", _tokenized_bytes(request, card)
+    else:
+        field, instead = "sequences", "send fewer ids at a time"
+        size = tokens.max_text_bytes(sum(len(one.ids) for one in request.sequences), len(request.sequences))
+    most = min(limits.TOKENIZED.most, max(0, readable - FRAME_BYTES))
+    if size <= most:
+        return
+    message = f"the answer to {field} may have {size:,} bytes; one answer has at most {most:,}: {instead}"
+    if most < limits.TOKENIZED.most:
+        message += (
+            f"; or raise grpc.max_receive_message_length of the client and say so by the metadata {ANSWER_HEADER} "
+            f"(-1: any), which allows {limits.TOKENIZED.most:,} bytes"
+        )
+    raise InvalidInput(message, field=field)
+
+
+def _tokenized_bytes(request: pb.TokenizeRequest, card: models_pb2.ModelCard | None) -> int:
+    """The most bytes of an answer to Tokenize."""
+    size = tokens.RESULT_BYTES * len(request.texts)
+    if request.count_only:
+        return size
+    is_cut = request.truncation in (pb.TRUNCATION_NONE, pb.TRUNCATION_END, pb.TRUNCATION_START)
+    longest = card.max_tokens if card is not None and is_cut else 0
+    for text in request.texts:
+        text_bytes = len(text) if text.isascii() else len(text.encode())
+        made = tokens.max_tokens(text_bytes, 1)
+        size += tokens.TOKEN_BYTES * (min(made, longest) if longest else made)
+        if request.return_tokens:
+            size += tokens.max_name_bytes(text_bytes, 1)
+    return size

@@ -52,6 +52,7 @@ class Limit:
 
 
 _REQUESTS: Final = ("EncodeRequest", "ScoreRequest", "ExtractRequest")
+_OF_TOKENS: Final = ("TokenizeRequest", "DetokenizeRequest")
 _LABELS: Final = (
     "EntitiesTask.labels",
     "ClassifyTask.labels",
@@ -61,7 +62,7 @@ _LABELS: Final = (
 )
 _OF_MODELS: Final = ("GetModelRequest", "LoadModelRequest", "EvictModelRequest", "PinModelRequest", "ExplainPlacementRequest")
 
-REQUEST: Final = Limit("a whole request", _REQUESTS, MAX_REQUEST_BYTES, BYTES)
+REQUEST: Final = Limit("a whole request", (*_REQUESTS, *_OF_TOKENS), MAX_REQUEST_BYTES, BYTES)
 READ: Final = Limit("what all items make a worker read, with what each repeats", _REQUESTS, 256 * MIB, BYTES)
 """Four requests of the largest size: a query of 131,072 characters with 10,000 documents of a letter would be 1.3 GB."""
 SCORE_BYTES: Final = 16
@@ -107,7 +108,29 @@ SPARSE: Final = Limit(
 )
 """419 weights of each of 10,000 vectors, 4,194 of each of 1,000; SPLADE models return 100 to 300. How many there are is not known
 before the forward pass."""
-ITEMS: Final = Limit("items", ("EncodeRequest.items", "ScoreRequest.documents", "ExtractRequest.items"), 10_000, ENTRIES)
+TOKENIZED: Final = Limit(
+    "tokens or texts of one answer of Tokenize or Detokenize, by the bytes or ids that they are made of",
+    _OF_TOKENS,
+    16 * MIB,
+    BYTES,
+)
+"""The tokens of 1.3 MB of any text, with their places."""
+ITEMS: Final = Limit(
+    "items",
+    (
+        "EncodeRequest.items",
+        "ScoreRequest.documents",
+        "ExtractRequest.items",
+        "TokenizeRequest.texts",
+        "DetokenizeRequest.sequences",
+    ),
+    10_000,
+    ENTRIES,
+)
+TOKENIZED_TEXT: Final = Limit("a text to be tokenized", ("TokenizeRequest.texts",), 512 * KIB, BYTES)
+"""It is tokenized as a whole, which takes about 600 bytes of memory a token: 300 MB for half a MiB of punctuation, where each byte
+is a token, and 80 MB for English."""
+IDS: Final = Limit("ids of all sequences to be turned into texts", ("TokenIds.ids",), 131_072, ENTRIES)
 TEXT: Final = Limit("an item's text, of all its parts together", ("Item.text", "Part.text"), 4 * MIB, BYTES)
 """A book has 1 MB, and the longest sequences that models take (128k tokens) 0.6 MB."""
 IMAGE: Final = Limit("a picture's file", ("Image.data",), 16 * MIB, BYTES)
@@ -156,6 +179,18 @@ TOOL_CALLS: Final = Limit(
 )
 TOOL_NAME: Final = Limit("a function's name", ("TextTask.tool", "ToolCall.name"), 64, CHARACTERS)
 POOLING: Final = Limit("how many times fewer vectors an item is pooled to", ("EncodeRequest.pooling_factor",), 64, "times")
+CHUNKED: Final = Limit("an item's text that is divided into chunks", ("Chunking",), MIB, BYTES)
+"""The text of a book of 400 pages. A worker counts its tokens some four times, 2 s of one thread."""
+CHUNKS: Final = Limit(
+    "chunks of an item, and spans that it names (checked by workers, too)", ("Chunking", "Item.spans"), 8192, ENTRIES
+)
+"""The worker's own (libs/models/text/processing/chunking/dividing.py)."""
+REQUEST_CHUNKS: Final = Limit("chunks of a request, by their estimated number", ("Chunking", "Item.spans"), 65_536, ENTRIES)
+SPANNED: Final = Limit("the texts and contexts of an item's spans", ("Item.spans",), 4 * MIB, BYTES)
+"""As many as an item's text may have: spans may overlap, and each is read."""
+CONTEXT: Final = Limit("what is put before chunks", ("Item.context", "Span.context"), 4096, CHARACTERS)
+CHUNK_TOKENS: Final = Limit("tokens of a chunk", ("Chunking.max_tokens",), 32_768, "tokens")
+CHUNK_OVERLAP: Final = Limit("tokens that chunks repeat of the one before", ("Chunking.overlap",), 16_384, "tokens")
 HYPOTHESIS: Final = Limit("a hypothesis", ("ClassifyTask.hypothesis",), 1024, CHARACTERS)
 PLACES: Final = Limit("places for the label in a hypothesis", ("ClassifyTask.hypothesis",), 8, "places")
 LABELS: Final = Limit("labels of a list", _LABELS, 256, ENTRIES)
@@ -195,11 +230,13 @@ REPRESENTATIONS: Final = Limit(
 )  # as many as there are, without UNSPECIFIED
 ID: Final = Limit(
     "an id of a model or an adapter",
-    tuple(f"{name}.model" for name in (*_REQUESTS, *_OF_MODELS)) + tuple(f"{name}.adapter" for name in _REQUESTS),
+    tuple(f"{name}.model" for name in (*_REQUESTS, *_OF_TOKENS, *_OF_MODELS)) + tuple(f"{name}.adapter" for name in _REQUESTS),
     256,
     CHARACTERS,
 )
-POOL: Final = Limit("a pool's name", tuple(f"{name}.pool" for name in (*_REQUESTS, "LoadModelRequest")), 63, CHARACTERS)
+POOL: Final = Limit(
+    "a pool's name", tuple(f"{name}.pool" for name in (*_REQUESTS, *_OF_TOKENS, "LoadModelRequest")), 63, CHARACTERS
+)
 _CALL: Final = "MultiplexedCall"
 MULTIPLEX: Final = Limit(
     "all calls of one message of a client's stream",
@@ -221,7 +258,10 @@ ALL: Final = (
     ENCODED,
     STREAMED,
     SPARSE,
+    TOKENIZED,
     ITEMS,
+    TOKENIZED_TEXT,
+    IDS,
     TEXT,
     IMAGE,
     IMAGE_PIXELS,
@@ -252,6 +292,13 @@ ALL: Final = (
     TOOL_CALLS,
     TOOL_NAME,
     POOLING,
+    CHUNKED,
+    CHUNKS,
+    REQUEST_CHUNKS,
+    SPANNED,
+    CONTEXT,
+    CHUNK_TOKENS,
+    CHUNK_OVERLAP,
     HYPOTHESIS,
     PLACES,
     LABELS,

@@ -19,7 +19,7 @@ from shoal.v1 import models_pb2, tensor_pb2
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.image_size import size_of
 from libs.names import is_adapter_name, is_model_id
-from services.router.admission.validation import answers, limits, pictures, schemas, texts
+from services.router.admission.validation import answers, chunking, limits, pictures, schemas, texts
 
 _EMPTY_ITEM_BYTES: Final = 2
 """An item whose content is set and empty: tag and length."""
@@ -62,6 +62,8 @@ class Sizes:
     once_texts: int = 1
     pictures: Mapping[int, Pictures] = dataclasses.field(default_factory=dict)
     once_pictures: Pictures = NO_PICTURES
+    chunks: Sequence[int] = ()
+    """Estimated number of the chunks of each item; empty: items are not divided."""
 
     @property
     def read(self) -> list[int]:
@@ -93,7 +95,7 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
     _check_names(request.model, request.adapter)
     _check_enum(request.role, pb.Role, "role")
     _check_enum(request.data_type, tensor_pb2.DataType, "data_type")
-    _check_common(request.truncation, request.priority)
+    check_common(request.truncation, request.priority)
     limits.INSTRUCTION.check(len(request.instruction), "instruction")
     limits.REPRESENTATIONS.check(len(request.representations), "representations")
     for index, form in enumerate(request.representations):
@@ -104,17 +106,28 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
         _check_task(card, models_pb2.TASK_ENCODE, "model")
     _check_forms(request, card)
     files = _check_files(request.files)
-    items = _check_items(request.items, "items", card, files)
+    divides = request.HasField("chunking")
+    items = _check_items(request.items, "items", card, files, divided=divides)
     shared = files.read("items", items.pictures.values())
     sizes = Sizes(items.sizes, each=_utf8(request.instruction), pictures=items.pictures, once_pictures=shared)
+    if divides:
+        _refuse_chunks_of(card)
+        forms = request.representations or (card.representations[:1] if card is not None else ())
+        divided = chunking.check(request, has_token_vectors=pb.REPRESENTATION_MULTI_VECTOR in forms)
+        sizes = replace(sizes, items=[item.bytes for item in divided], chunks=[item.chunks for item in divided])
     return _readable(sizes, "items")
+
+
+def _refuse_chunks_of(card: Card | None) -> None:
+    if card is not None and models_pb2.INPUT_KIND_IMAGE in card.inputs:
+        raise TaskNotSupported(f"{card.model} reads images: chunks are for models of texts alone", field="chunking")
 
 
 def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
     """Raises InvalidInput or TaskNotSupported."""
     _check_names(request.model, request.adapter)
     _check_enum(request.scale, pb.ScoreScale, "scale")
-    _check_common(request.truncation, request.priority)
+    check_common(request.truncation, request.priority)
     _refuse(not request.HasField("query"), "query is required", "query")
     if card is not None:
         _check_task(card, models_pb2.TASK_SCORE, "model")
@@ -124,6 +137,7 @@ def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
     limits.INSTRUCTION.check(len(request.instruction), "instruction")
     limits.QUERY.check(len(request.query.text) + sum(len(part.text) for part in request.query.parts), "query.text")
     files = _check_files(request.files)
+    _refuse_divided(request.query, "query")
     size, shown = _check_item(request.query, "query", card, files)
     query = size + _utf8(request.instruction)
     documents = _check_items(request.documents, "documents", card, files)
@@ -138,7 +152,7 @@ def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
 def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     """Raises InvalidInput or TaskNotSupported."""
     _check_names(request.model, request.adapter)
-    _check_common(request.truncation, request.priority)
+    check_common(request.truncation, request.priority)
     task = request.WhichOneof("task")
     if task is None:
         raise InvalidInput("one task is required: entities, classify, relations, regions, text or structure", field="task")
@@ -240,7 +254,8 @@ def _check_names(model: str, adapter: str) -> None:
             raise InvalidInput(f"{field} must have the form {form}{own}", field=field)
 
 
-def _check_common(truncation: int, priority: int) -> None:
+def check_common(truncation: int, priority: int) -> None:
+    """Raises InvalidInput for a truncation or a priority that does not exist."""
     _check_enum(truncation, pb.Truncation, "truncation")
     _check_enum(priority, pb.Priority, "priority")
 
@@ -264,18 +279,28 @@ def text_alone(item: pb.Item) -> str | None:
 
 
 def _check_items(
-    items: Sequence[pb.Item], field: str, card: Card | None, files: Files, *, given: bool = False, seeded: bool = False
+    items: Sequence[pb.Item],
+    field: str,
+    card: Card | None,
+    files: Files,
+    *,
+    given: bool = False,
+    seeded: bool = False,
+    divided: bool = False,
 ) -> _Items:
-    """`given`: items may bring entities; `seeded`: they may have seeds."""
+    """`given`: items may bring entities; `seeded`: they may have seeds; `divided`: they may have spans and contexts, which are not
+    checked here."""
     _refuse(not items, f"{field} is empty: 1..{limits.ITEMS.most:,} are allowed", field)
     limits.ITEMS.check(len(items), field)
     found = _Items([], {})
-    any_text = _takes(card, models_pb2.INPUT_KIND_TEXT)
+    any_text = takes(card, models_pb2.INPUT_KIND_TEXT)
     for index, item in enumerate(items):
         size = item.ByteSize()
         text = text_alone(item)
         is_plain = text is not None and media_type(text) is None
         if not (is_plain and any_text and _EMPTY_ITEM_BYTES < size <= limits.TEXT.most):
+            if not divided:
+                _refuse_divided(item, f"{field}[{index}]")
             size, shown = _check_item(item, f"{field}[{index}]", card, files, given=given, seeded=seeded)
             if shown.bytes or shown.pages:
                 found.pictures[index] = shown
@@ -283,7 +308,12 @@ def _check_items(
     return found
 
 
-def _takes(card: Card | None, kind: models_pb2.InputKind) -> bool:
+def _refuse_divided(item: pb.Item, path: str) -> None:
+    for name, is_set in (("spans", bool(item.spans)), ("context", bool(item.context))):
+        _refuse(is_set, f"{path}.{name} is for an EncodeRequest with chunking", f"{path}.{name}")
+
+
+def takes(card: Card | None, kind: models_pb2.InputKind) -> bool:
     """Whether a model reads such parts, as far as its card says."""
     if card is None:
         return True
@@ -313,7 +343,7 @@ def _check_item(
     text = item.text
     _check_text_of(text, f"{path}.text", card)
     _check_given(known, len(text), f"{path}.entities")
-    return pb.Item(text=text).ByteSize() if known else item.ByteSize(), NO_PICTURES
+    return pb.Item(text=text).ByteSize() if known or item.spans or item.context else item.ByteSize(), NO_PICTURES
 
 
 def _check_parts(parts: Sequence[pb.Part], path: str, card: Card | None, files: Files) -> tuple[int, Pictures]:
@@ -338,7 +368,7 @@ def _check_parts(parts: Sequence[pb.Part], path: str, card: Card | None, files: 
 
 
 def _check_text_of(text: str, path: str, card: Card | None) -> None:
-    if not _takes(card, models_pb2.INPUT_KIND_TEXT):
+    if not takes(card, models_pb2.INPUT_KIND_TEXT):
         raise TaskNotSupported(f"{'' if card is None else card.model} takes no texts", field=path)
     _refuse(not text, f"{path} is empty", path)
     if media_type(text) is not None:
@@ -351,7 +381,7 @@ def _check_text_of(text: str, path: str, card: Card | None) -> None:
 
 
 def _check_picture(image: pb.Image, path: str, card: Card | None) -> Pictures:
-    if not _takes(card, models_pb2.INPUT_KIND_IMAGE):
+    if not takes(card, models_pb2.INPUT_KIND_IMAGE):
         message = f"{'' if card is None else card.model} takes no images, and a text that begins with data:image/…;base64, is one"
         raise TaskNotSupported(f"{message}: send the text that is meant, or name a model that reads images", field=path)
     data = image.data
@@ -395,7 +425,7 @@ def _check_files(files: Sequence[bytes]) -> Files:
 def _check_document(document: pb.Document, path: str, card: Card | None, files: Files) -> Pictures:
     """Its price is that of the pages that are asked for, each as the largest picture that the model takes: how many there are, and
     how large, only a parser knows, and routers have none."""
-    if not _takes(card, models_pb2.INPUT_KIND_DOCUMENT):
+    if not takes(card, models_pb2.INPUT_KIND_DOCUMENT):
         raise TaskNotSupported(f"{'' if card is None else card.model} takes no documents", field=path)
     source = document.WhichOneof("source")
     if source is None:

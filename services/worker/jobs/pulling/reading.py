@@ -108,9 +108,11 @@ def read_bytes(job: worker_pb2.Job, payload_bytes: int) -> int:
 
 def estimated_tokens(job: worker_pb2.Job, read: int, max_tokens: int) -> int:
     """Estimates a job's tokens before it is tokenised: from `read_bytes`, at most `max_tokens` for each of its sequences (of a text
-    or an image, whichever may be longer)."""
+    or an image, whichever may be longer), unless texts are divided."""
     sequences = 0
     match job.WhichOneof("operation"):
+        case "encode" if job.encode.HasField("chunking"):
+            return read // BYTES_A_TOKEN + 1
         case "encode":
             sequences = len(job.encode.items)
         case "score":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -34,7 +34,9 @@ from shoal.cli.inference.report import report_extractions, report_ranking, repor
 from shoal.cli.options import OpenClient, connected
 from shoal.results import DataType
 from shoal.schema import Schema
-from shoal.tasks import Aggregation, ReadText, Regions, Role, Scale, TextLayer
+from shoal.tasks import Aggregation, Chunking, ReadText, Regions, Role, Scale, TextLayer
+
+TextChunks = Literal["sentences", "tokens", "markdown"]
 
 extract = typer.Typer(
     no_args_is_help=True,
@@ -56,10 +58,17 @@ def encode(
     normalize: Annotated[bool | None, typer.Option(help="Scale to length 1; default as configured for the model.")] = None,
     instruction: Instruction = "",
     pooling_factor: Annotated[int, typer.Option(min=0, help="Return so many times fewer vectors of each multi-vector.")] = 0,
+    chunk: Annotated[TextChunks | None, typer.Option(help="Divide texts into chunks, which get the vectors.")] = None,
+    chunk_tokens: Annotated[int, typer.Option(min=0, help="Tokens of a chunk at most; 0: 512, or the model's own limit.")] = 0,
+    chunk_overlap: Annotated[int, typer.Option(min=0, help="Tokens that a chunk repeats of the one before.")] = 0,
+    late: Annotated[bool, typer.Option("--late", help="Late chunking: the model reads texts whole.")] = False,
     serving: Serving,
     as_json: AsJson = False,
 ) -> None:
     """Encode texts as vectors."""
+    if chunk is None and (chunk_tokens or chunk_overlap or late):
+        raise typer.BadParameter("--chunk-tokens, --chunk-overlap and --late are for chunks: add --chunk sentences")
+    chunking = None if chunk is None else Chunking(chunk, chunk_tokens, chunk_overlap, late)
     run = Invocation(model, texts, files, serving, as_json)
     ask = partial(
         open_client().encode,
@@ -71,6 +80,7 @@ def encode(
         normalize=normalize,
         instruction=instruction,
         pooling_factor=pooling_factor,
+        chunking=chunking,
         **serving.arguments(),
     )
     result = run.answer("items", "encoding", ask, outputs.encoded_lines)

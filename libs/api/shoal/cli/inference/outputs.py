@@ -16,7 +16,7 @@ import typer
 from shoal.cli.failures import InputError
 from shoal.cli.inference.files import Record
 from shoal.cli.text import document
-from shoal.results import EncodeResult, ExtractResult, Form, ScoreResult, Skipped
+from shoal.results import Chunk, EncodeResult, ExtractResult, Form, ScoreResult, Skipped
 
 Row = dict[str, object]
 JSON_LINES = (".jsonl",)
@@ -25,7 +25,7 @@ _FIELDS = {"structure": _OF_SCHEMAS, "generated_text": (), "ocr_text": ("regions
 """Fields of an extraction that a command reports, where these are not the one of the same name."""
 _ANSWER_FIELDS: Final = frozenset(
     (
-        *("dense", "scale", "offset", "sparse", "multi_vector"),
+        *("dense", "scale", "offset", "sparse", "multi_vector", "chunks"),
         *("labels", "regions", *_OF_SCHEMAS),
         *("generated_text", "ocr_text", "form", "finish_reason", "truncated", "skipped"),
     )
@@ -110,9 +110,18 @@ def encoded_rows(result: EncodeResult) -> Iterator[Row]:
     The object of a skipped item has only the reason, because JSON has no NaN.
     """
     forms, skipped = result.representations, _reasons(result.skipped)
+    if result.is_divided:
+        for index, chunks in enumerate(result.chunks):
+            yield skipped[index] if index in skipped else {"chunks": [_chunk(result, forms, chunk) for chunk in chunks]}
+        return
     rows: Sized = result.dense if "dense" in forms else result.sparse if "sparse" in forms else result.multi_vector
     for index in range(len(rows)):
         yield skipped[index] if index in skipped else _encoded(result, forms, index)
+
+
+def _chunk(result: EncodeResult, forms: Sequence[Form], chunk: Chunk) -> Row:
+    place: Row = {"start": chunk.start, "end": chunk.end, "tokens": chunk.tokens, "text": chunk.text}
+    return place | _encoded(result, forms, chunk.row)
 
 
 def _encoded(result: EncodeResult, forms: Sequence[Form], index: int) -> Row:
@@ -160,6 +169,8 @@ def extracted_rows(result: ExtractResult, records: Sequence[Record], kind: str) 
 
 
 def _only_dense(result: EncodeResult) -> np.ndarray[tuple[int, ...], np.dtype[np.number]]:
+    if result.is_divided:
+        raise InputError("a .npy file cannot hold where chunks are; write .npz or .jsonl")
     if result.representations != ("dense",):
         raise InputError("a .npy file can hold dense vectors only; write sparse and multi-vector results to .npz or .jsonl")
     if result.vectors.scale is not None:
@@ -181,6 +192,9 @@ def _arrays(result: EncodeResult) -> dict[str, np.ndarray[tuple[int, ...], np.dt
         arrays["sparse_shape"] = np.array(sparse.shape)
     if "multi_vector" in result.representations:
         arrays |= {"multi_vector_values": result.multi_vector.values, "multi_vector_offsets": result.multi_vector.offsets}
+    if result.is_divided:
+        names = ("offsets", "starts", "ends", "tokens")
+        arrays |= {f"chunk_{name}": getattr(result.chunks, name) for name in names}
     return arrays
 
 

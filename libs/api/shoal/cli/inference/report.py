@@ -53,6 +53,11 @@ def report_extractions(run: Invocation, result: ExtractResult, kind: str) -> Non
 def _show_vectors(run: Invocation, result: EncodeResult) -> None:
     made = table(run.heading(result), "text", "vector", "first numbers")
     for index, record in enumerate(run.records):
+        if result.is_divided and result.chunks[index]:
+            for chunk in result.chunks[index]:
+                for name, numbers in _first_numbers_of_row(result, chunk.row):
+                    made.add_row(preview(chunk.text), name, numbers)
+            continue
         for name, numbers in _first_numbers(result, index):
             made.add_row(preview(record.text), name, numbers)
     show(made)
@@ -63,6 +68,10 @@ def _first_numbers(result: EncodeResult, index: int) -> Iterator[tuple[str, str]
     if any(skipped.index == index for skipped in result.skipped):
         yield "skipped", ""
         return
+    yield from _first_numbers_of_row(result, index)
+
+
+def _first_numbers_of_row(result: EncodeResult, index: int) -> Iterator[tuple[str, str]]:
     if "dense" in result.representations:
         numbers = " ".join(f"{number:.4g}" for number in result.dense[index][:5].tolist())
         yield f"dense {result.vectors.dimensions} {result.vectors.data_type}", f"{numbers} …"

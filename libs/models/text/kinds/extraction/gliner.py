@@ -50,7 +50,7 @@ def build(parts: Parts) -> Built:
         state.drop(f"{_MARKER}.project_first.")  # the package has these layers, and uses the plain mean in their place
     state.check_all_used()
     processor = GlinerProcessor(parts.card, settings, frame, tokens=None if labels is None else labels[0], pairs=pairs)
-    return Built({"entities": head}, processor)
+    return Built({"entities": head}, processor, tokenizer)
 
 
 def _head(parts: Parts, settings: Gliner, state: HeadState, vectors: LabelVectors | None) -> EntityHead:

@@ -38,7 +38,7 @@ def build(parts: Parts) -> Built:
         for prefix in UNUSED:
             state.drop(prefix)
         state.check_all_used()
-        return Built({"structure": head}, BoundaryProcessor(parts.card, frame, settings))
+        return Built({"structure": head}, BoundaryProcessor(parts.card, frame, settings), tokenizer)
     spans = StructureHead(state, settings.counting, size=parts.encoder.hidden_size, width=settings.max_width, file=parts.file)
     state.check_all_used()
-    return Built({"structure": spans}, StructureProcessor(parts.card, frame, settings.max_width))
+    return Built({"structure": spans}, StructureProcessor(parts.card, frame, settings.max_width), tokenizer)

@@ -49,4 +49,4 @@ def build(parts: Parts) -> Built:
     for stem in _NOT_USED:
         state.drop(stem)
     state.check_all_used()
-    return Built({"relations": head}, GlirelProcessor(parts.card, settings, frame))
+    return Built({"relations": head}, GlirelProcessor(parts.card, settings, frame), tokenizer)

@@ -1,0 +1,188 @@
+"""Divides texts into chunks, by sentences, tokens, Markdown, or as the caller says.
+
+Called by `embedding.py` in a worker's preparing threads. Where chunks may end is decided by the package semantic-text-splitter
+(Unicode's rules for sentences and words, CommonMark), by the tokens that the model's own tokenizer makes of candidates. It runs
+without the interpreter's lock, and calls `go_on` before it counts each candidate, so that a job can be cancelled and yields to
+others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.errors import InvalidInput, TaskNotSupported
+from libs.models.text.tokenising.text import TextProcessor, WholeText
+from libs.models.work import Chunking, EncodeWork, GoOn, Span
+
+DEFAULT_TOKENS: Final = 512
+"""Of a chunk where the request does not say: what most guides to retrieval begin with."""
+
+MAX_CHUNKS: Final = 8192
+"""Of one text. The router's own (services/router/admission/validation/limits.py), which knows only an estimate."""
+
+
+_DOUBT: Final = 8
+"""Tokens by which a part, alone, is taken to differ from its tokens in the text at most. Chunks are counted exactly in any case."""
+_BACK: Final = 1 << 16
+"""Characters before the last part in which the next one is looked for first."""
+
+
+class Splitter(Protocol):
+    """A splitter of semantic-text-splitter."""
+
+    def chunk_indices(self, text: str) -> list[tuple[int, str]]:
+        """The place of each chunk in code points, and the chunk."""
+
+
+def divide(text: TextProcessor, work: EncodeWork, index: int, room: int, go_on: GoOn) -> list[Span]:
+    """The chunks of text `index` of a work with `chunking`, in order; at least one. `room`: tokens that a chunk may have at most.
+
+    Raises InvalidInput for more than MAX_CHUNKS, TaskNotSupported without semantic-text-splitter.
+    """
+    chunking, own = _chunking(work), work.texts[index]
+    if chunking.method == "spans":
+        return list(work.spans[index])
+    most = chunking.max_tokens or min(DEFAULT_TOKENS, room)
+    go_on()
+    whole = text.encode_whole(own)
+    go_on()
+    if len(whole.starts) > (most - chunking.overlap) * MAX_CHUNKS:
+        raise _too_many(index)
+    if chunking.method == "tokens":
+        found = by_tokens(own, whole, most, chunking.overlap)
+    else:
+        found = _by_sense(_Sizes(text, own, whole, most, go_on), chunking)
+    if len(found) > MAX_CHUNKS:
+        raise _too_many(index)
+    return found or [Span(0, len(own))]
+
+
+def by_tokens(text: str, whole: WholeText, most: int, overlap: int = 0) -> list[Span]:
+    """Chunks of at most `most` tokens of a text, none of which begins or ends with white space.
+
+    A chunk ends before a word, where there is one in its second half, and before a character in any case. A single character of
+    more tokens is one chunk. What no token has, such as an accent that the tokenizer drops, is of the chunk before it.
+    """
+    borders = _borders(text, whole)
+    found: list[Span] = []
+    begin = end = 0
+    count = len(whole.starts)
+    while end < count:
+        last, end = end, begin + most
+        end = count if end >= count else _border(borders, max(begin, last), begin, end)
+        start, stop = int(whole.starts[begin]) if begin else 0, len(text) if end == count else int(whole.starts[end])
+        chunk = text[start:stop]
+        if chunk.strip():
+            start += len(chunk) - len(chunk.lstrip())
+            found.append(Span(start, start + len(chunk.strip())))
+        again = end - overlap
+        begin = min(end, _border(borders, begin, begin, again)) if overlap and again > begin else end
+    return found
+
+
+Borders = tuple[NDArray[np.bool_], ...]
+"""Whether a text may be divided before each token: after white space, before a word, between two characters; the best one first."""
+
+
+def _borders(text: str, whole: WholeText) -> Borders:
+    """No token of white space begins a chunk."""
+    starts = whole.starts.tolist()
+    clean = np.diff(whole.starts, prepend=-1) > 0
+    clean[1:] &= whole.starts[1:] >= np.maximum.accumulate(whole.ends)[:-1]
+    clean &= np.array([start < len(text) and not text[start].isspace() for start in starts], dtype=np.bool_)
+    spaced = np.array([start > 0 and text[start - 1].isspace() for start in starts], dtype=np.bool_)
+    return spaced & clean, whole.word_starts & clean, clean
+
+
+def _border(borders: Borders, after: int, begin: int, end: int) -> int:
+    """The token beyond `after` and up to `end` before which a chunk from `begin` on is best divided: a word's in its second half,
+    else the last character's; else the first character's after `end`, or the end of the text."""
+    half = max(after + 1, begin + max(1, (end - begin) // 2))
+    for marks, low in zip(borders, (half, half, after + 1), strict=True):
+        places = np.flatnonzero(marks[low : end + 1])
+        if len(places):
+            return low + int(places[-1])
+    later = np.flatnonzero(borders[-1][end + 1 :])
+    return end + 1 + int(later[0]) if len(later) else len(borders[-1])
+
+
+def _chunking(work: EncodeWork) -> Chunking:
+    if work.chunking is None:
+        raise ValueError("the work has no chunking")
+    return work.chunking
+
+
+class _Sizes:
+    """The tokens of parts of a text. Most parts are far from the size that is asked for, and are counted by the tokens of the whole
+    text, as a part's own differ from these at its ends at most."""
+
+    def __init__(self, text: TextProcessor, own: str, whole: WholeText, most: int, go_on: GoOn) -> None:
+        self.own, self.most = own, most
+        self._text, self._go_on = text, go_on
+        self._starts = np.maximum.accumulate(whole.starts)
+        # State: about where the last part was found, and the parts that are known to fit.
+        self._near = 0
+        self._fitting: set[str] = set()
+
+    def count(self, part: str) -> int:
+        """The tokens of a part; if that is not near `most`, about so many."""
+        self._go_on()
+        place = self._find(part)
+        begin, end = np.searchsorted(self._starts, (place, place + len(part)))
+        about = max(1, int(end - begin))
+        return about if abs(about - self.most) > _DOUBT else self._exact(part)
+
+    def fitting(self, part: str) -> list[Span]:
+        """The part, or parts of it, of at most `most` tokens, or of one character."""
+        self._go_on()
+        if len(part) < 2 or part in self._fitting or self._exact(part) <= self.most:
+            return [Span(0, len(part))]
+        pieces = by_tokens(part, self._text.encode_whole(part), self.most)
+        if len(pieces) < 2:
+            half = len(part) // 2
+            later = part[half:].lstrip()
+            parts = [(0, part[:half].rstrip()), (len(part) - len(later), later)]
+        else:
+            parts = [(piece.start, part[piece.start : piece.end]) for piece in pieces]
+        return [Span(start + piece.start, start + piece.end) for start, part in parts for piece in self.fitting(part)]
+
+    def _exact(self, part: str) -> int:
+        found = self._text.count_tokens(part, self.most, self._go_on)
+        if found <= self.most:
+            self._fitting.add(part)
+        return found
+
+    def _find(self, part: str) -> int:
+        """Where the text has the part: anywhere, as equal parts have equal tokens."""
+        place = self.own.find(part, max(0, self._near - _BACK))
+        if place < 0:
+            place = self.own.find(part)
+        self._near = place
+        return place
+
+
+def _by_sense(sizes: _Sizes, chunking: Chunking) -> list[Span]:
+    """By sentences or Markdown. The package takes it that a longer part has more tokens, and leaves some chunks too large where a
+    tokenizer makes more tokens of a part than of the whole: these are divided further."""
+    chunks = _splitter(chunking, sizes.most, sizes.count).chunk_indices(sizes.own)
+    return [Span(start + piece.start, start + piece.end) for start, chunk in chunks for piece in sizes.fitting(chunk)]
+
+
+def _too_many(index: int) -> InvalidInput:
+    message = f"items[{index}].text would have more than {MAX_CHUNKS:,} chunks: ask for larger ones, or send its parts as items"
+    return InvalidInput(message, field=f"items[{index}].text")
+
+
+def _splitter(chunking: Chunking, most: int, count: Callable[[str], int]) -> Splitter:
+    try:
+        from semantic_text_splitter import MarkdownSplitter, TextSplitter
+    except ImportError:
+        message = "chunks by sentences or Markdown need the package semantic-text-splitter on the worker"
+        raise TaskNotSupported(f"{message}: pip install 'shoal-mesh[chunking]'", field="chunking.method") from None
+    kind = MarkdownSplitter if chunking.method == "markdown" else TextSplitter
+    splitter: Splitter = kind.from_callback(count, most, overlap=chunking.overlap)
+    return splitter

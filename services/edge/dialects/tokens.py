@@ -1,0 +1,303 @@
+"""Tokens of texts and texts of tokens, as TEI, vLLM and Cohere ask for them. Pure.
+
+TEI and vLLM share the path `/tokenize`: a request of vLLM's has `prompt` or `messages`, one of TEI's `inputs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from shoal.transport.methods import DETOKENIZE, TOKENIZE
+from shoal.v1 import inference_pb2 as pb
+
+from services.edge.dialects import openai
+from services.edge.dialects.cohere import COHERE
+from services.edge.dialects.tei import TEI, target_here, timed
+from services.edge.messages.base import Answer, Fields, Problem, Question, Received, Route, invalid, json_of
+from services.edge.messages.limits import IDS, ITEMS, check_items
+from services.edge.messages.numbers import joined, per_piece
+from services.edge.messages.reading import named_or_default, read
+
+_ID_MOST: Final = (1 << 32) - 1
+_TOKEN_NUMBERS: Final = 8
+"""Numbers that take as long to write as a token of TEI's answer."""
+
+
+class TokenizeIn(msgspec.Struct, kw_only=True):
+    """TEI's `inputs`, or vLLM's `prompt`."""
+
+    inputs: str | Annotated[list[str], ITEMS] | None = None
+    prompt_name: str | None = None
+    # vLLM.
+    model: str | None = None
+    prompt: str | None = None
+    messages: Any = None
+    return_token_strs: bool | None = None
+    # Both.
+    add_special_tokens: bool | None = None
+
+
+class DecodeIn(msgspec.Struct, kw_only=True):
+    """Ids of one text, or of several."""
+
+    ids: Annotated[list[int | Annotated[list[int], IDS]], IDS]
+    skip_special_tokens: bool | None = None
+
+
+class DetokenizeIn(msgspec.Struct, kw_only=True):
+    """vLLM's, and Cohere's of `/v1/detokenize`."""
+
+    tokens: Annotated[list[int], IDS]
+    model: str | None = None
+
+
+class CohereTokenizeIn(msgspec.Struct, kw_only=True):
+    """Cohere's. Its own limit is 65,536 characters."""
+
+    text: str
+    model: str | None = None
+
+
+class SimpleToken(msgspec.Struct, kw_only=True):
+    """TEI's. `start` and `stop` count bytes of UTF-8, and are null for special tokens."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class Tokenized(msgspec.Struct, kw_only=True):
+    """vLLM's."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(msgspec.Struct, kw_only=True):
+    """vLLM's."""
+
+    prompt: str
+
+
+class CohereTokens(msgspec.Struct, kw_only=True):
+    """Cohere's."""
+
+    tokens: list[int]
+    token_strings: list[str]
+    meta: dict[str, Any]
+
+
+class CohereText(msgspec.Struct, kw_only=True):
+    """Cohere's."""
+
+    text: str
+    meta: dict[str, Any]
+
+
+_META: Final = {"api_version": {"version": "1"}}
+
+
+class _Peek(msgspec.Struct):
+    inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def tokenize(received: Received) -> Question:
+    """`/tokenize` of TEI and of vLLM. Raises Problem."""
+    if not _is_vllm(received.body):
+        return _tei_tokenize(received)
+    try:
+        return _vllm_tokenize(received)
+    except Problem as problem:
+        problem.dialect = openai.OPENAI
+        raise
+
+
+def decode(received: Received) -> Question:
+    """TEI's `/decode`. Raises Problem."""
+    request = read(DecodeIn, received)
+    batch = [one for one in request.ids if isinstance(one, list)]
+    alone = [one for one in request.ids if isinstance(one, int)]
+    if batch and alone:
+        raise invalid("ids must be one list of ids, or a list of lists", "ids")
+    is_batch = bool(batch)
+    check_items(batch, "ids")
+    message = pb.DetokenizeRequest(
+        model=target_here(received, "embed").model,
+        sequences=[_ids(one, f"ids[{index}]") for index, one in enumerate(batch)] if is_batch else [_ids(alone, "ids")],
+        skip_special_tokens=request.skip_special_tokens is not False,
+    )
+
+    def answer(reply: pb.DetokenizeResponse) -> Answer:
+        return Answer(json_of(list(reply.texts)), headers=timed(reply.timings, reply.usage, message))
+
+    return Question(DETOKENIZE, message, answer, fields=_sequence_fields("ids", is_batch=is_batch), dialect=TEI)
+
+
+def detokenize(received: Received) -> Question:
+    """vLLM's `/detokenize`. Raises Problem."""
+    request = read(DetokenizeIn, received)
+    named = named_or_default(received, request.model or received.model, "embed")
+    message = pb.DetokenizeRequest(model=named.model, sequences=[_ids(request.tokens, "tokens")])
+    fields = _sequence_fields("tokens", is_batch=False)
+    return Question(DETOKENIZE, message, lambda reply: Answer(json_of({"prompt": reply.texts[0]})), fields=fields)
+
+
+def cohere_tokenize(received: Received) -> Question:
+    """Cohere's `/v1/tokenize`, whose tokens have no special ones around them. Raises Problem."""
+    request = read(CohereTokenizeIn, received)
+    named = named_or_default(received, request.model, "embed")
+    message = pb.TokenizeRequest(model=named.model, texts=[request.text], add_special_tokens=False)
+
+    def answer(reply: pb.TokenizeResponse) -> Answer:
+        found = reply.results[0]
+        texts = [request.text[start:end] for start, end in zip(found.starts, found.ends, strict=True)]
+        return Answer(json_of({"tokens": list(found.ids), "token_strings": texts, "meta": _META}))
+
+    return Question(TOKENIZE, message, answer, fields=_text_fields("text", is_batch=False))
+
+
+def cohere_detokenize(received: Received) -> Question:
+    """Cohere's `/v1/detokenize`. Raises Problem."""
+    request = read(DetokenizeIn, received)
+    named = named_or_default(received, request.model, "embed")
+    message = pb.DetokenizeRequest(model=named.model, sequences=[_ids(request.tokens, "tokens")])
+
+    def answer(reply: pb.DetokenizeResponse) -> Answer:
+        return Answer(json_of({"text": reply.texts[0], "meta": _META}))
+
+    return Question(DETOKENIZE, message, answer, fields=_sequence_fields("tokens", is_batch=False))
+
+
+def tei_tokens(text: str, found: pb.Tokenization) -> list[dict[str, Any]]:
+    """The tokens of a text in TEI's form: a token's text is its part of the text, a special token's its name."""
+    places = _byte_places(text)
+    after = len(found.ids) - found.special_after
+    tokens: list[dict[str, Any]] = []
+    for place, (token, start, end) in enumerate(zip(found.ids, found.starts, found.ends, strict=True)):
+        if found.special_before <= place < after:
+            first, last = (start, end) if places is None else (int(places[start]), int(places[end]))
+            tokens.append({"id": token, "text": text[start:end], "special": False, "start": first, "stop": last})
+        else:
+            name = found.tokens[place] if found.tokens else ""
+            tokens.append({"id": token, "text": name, "special": True, "start": None, "stop": None})
+    return tokens
+
+
+def _tei_tokenize(received: Received) -> Question:
+    request = read(TokenizeIn, received)
+    if request.inputs is None:
+        raise invalid("inputs is required, or prompt for vLLM's form", "inputs")
+    if request.prompt_name:
+        raise invalid("prompt_name is not supported: put the prompt before the text", "prompt_name")
+    is_batch = not isinstance(request.inputs, str)
+    texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+    special = request.add_special_tokens is not False
+    message = pb.TokenizeRequest(
+        model=target_here(received, "embed").model,
+        texts=texts,
+        add_special_tokens=special,
+        return_tokens=special,  # names of special tokens
+    )
+
+    def answer(reply: pb.TokenizeResponse) -> Answer:
+        if len(reply.results) != len(texts):
+            raise Problem("INTERNAL", f"the mesh answered {len(texts)} texts with the tokens of {len(reply.results)}")
+
+        def piece(first: int, last: int) -> bytes:
+            return json_of([tei_tokens(texts[index], reply.results[index]) for index in range(first, last)])[1:-1]
+
+        longest = max((len(one.ids) for one in reply.results), default=1)
+        body = joined(len(texts), per_piece(longest * _TOKEN_NUMBERS), b"[", piece, b"]")
+        return Answer(body, headers=timed(reply.timings, reply.usage, message))
+
+    return Question(TOKENIZE, message, answer, fields=_text_fields("inputs", is_batch=is_batch), dialect=TEI)
+
+
+def _vllm_tokenize(received: Received) -> Question:
+    request = read(TokenizeIn, received)
+    if request.messages is not None:
+        raise invalid("messages are not supported: no chat template is applied here, send the whole prompt", "messages")
+    if request.prompt is None:
+        raise invalid("prompt is required", "prompt")
+    named = named_or_default(received, request.model or received.model, "embed")
+    message = pb.TokenizeRequest(
+        model=named.model,
+        texts=[request.prompt],
+        add_special_tokens=request.add_special_tokens is not False,
+        return_tokens=bool(request.return_token_strs),
+    )
+
+    def answer(reply: pb.TokenizeResponse) -> Answer:
+        found = reply.results[0]
+        content = {
+            "count": found.count,
+            "max_model_len": reply.max_tokens,
+            "tokens": np.array(found.ids, np.uint32),
+            "token_strs": list(found.tokens) if request.return_token_strs else None,
+        }
+        return Answer(json_of(content))
+
+    return Question(TOKENIZE, message, answer, fields=_text_fields("prompt", is_batch=False), dialect=openai.OPENAI)
+
+
+def _is_vllm(body: bytes) -> bool:
+    """Whether a body for `/tokenize` is of vLLM's form."""
+    if b'"prompt"' not in body and b'"messages"' not in body:
+        return False
+    try:
+        found = msgspec.json.decode(body, type=_Peek)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return b'"inputs"' not in body  # the reader says what is wrong, in the form of whoever asked
+    return found.inputs is msgspec.UNSET and (found.prompt is not msgspec.UNSET or found.messages is not msgspec.UNSET)
+
+
+def _ids(given: Sequence[int], field: str) -> pb.TokenIds:
+    wrong = next((index for index, number in enumerate(given) if not 0 <= number <= _ID_MOST), None)
+    if wrong is not None:
+        raise invalid(f"{field}[{wrong}] is {given[wrong]}, which is no token's id", f"{field}[{wrong}]")
+    return pb.TokenIds(ids=given)
+
+
+def _byte_places(text: str) -> NDArray[np.int64] | None:
+    """Where each character begins in the text's UTF-8, and where the text ends; None where these are the characters' own places."""
+    if text.isascii():
+        return None
+    points = np.frombuffer(text.encode("utf-32-le"), "<u4")
+    sizes = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
+def _text_fields(given: str, *, is_batch: bool) -> Fields:
+    return {"texts[]": f"{given}[]" if is_batch else given, "texts": given}
+
+
+def _sequence_fields(given: str, *, is_batch: bool) -> Fields:
+    if is_batch:
+        return {"sequences[].ids[]": f"{given}[][]", "sequences[]": f"{given}[]", "sequences": given}
+    return {"sequences[].ids[]": lambda index: f"{given}[{index}]", "sequences[]": given, "sequences": given}
+
+
+_TOKENIZED: Final = (list[list[SimpleToken]], Tokenized)
+ROUTES: Final = (
+    *(
+        Route("POST", f"{start}/tokenize", TEI, tokenize, "Returns the tokens of texts", TokenizeIn, _TOKENIZED)
+        for start in ("/tei/{model}", "")
+    ),
+    *(
+        Route("POST", f"{start}/decode", TEI, decode, "Returns the texts of tokens", DecodeIn, list[str])
+        for start in ("/tei/{model}", "")
+    ),
+    Route("POST", "/detokenize", openai.OPENAI, detokenize, "Returns the text of tokens", DetokenizeIn, Detokenized),
+    Route("POST", "/v1/tokenize", COHERE, cohere_tokenize, "Returns the tokens of a text", CohereTokenizeIn, CohereTokens),
+    Route("POST", "/v1/detokenize", COHERE, cohere_detokenize, "Returns the text of tokens", DetokenizeIn, CohereText),
+)
