@@ -29,6 +29,7 @@ import torch
 from benchmarks.common.texts import real_texts
 from libs.kernels.linear.packed import has_bfloat16
 from libs.models import EncodeWork, InputSequence, PackedModel, load_model
+from libs.models.pending import PendingBatch
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.parity.recipes import RECIPES
 
@@ -135,8 +136,22 @@ def measure(shape: Shape, dtype: str, device: torch.device, texts: int, rounds: 
 
 
 def packed_run(model: PackedModel, sequences: Sequence[InputSequence], batch_tokens: int) -> Callable[[], object]:
+    """As a worker runs batches: on an asynchronous device the next one is launched before the last one is collected."""
     batches = batches_of(sequences, batch_tokens)
-    return lambda: [model.forward("dense", batch) for batch in batches]
+    if model.queue is None:
+        return lambda: [model.forward("dense", batch) for batch in batches]
+
+    def run() -> list[object]:
+        answers: list[object] = []
+        before: PendingBatch | None = None
+        for batch in batches:
+            following = model.launch("dense", batch)
+            if before is not None:
+                answers.append(before.collect())
+            before = following
+        return [*answers, before.collect()] if before is not None else answers
+
+    return run
 
 
 def batches_of(sequences: Sequence[InputSequence], batch_tokens: int) -> list[list[InputSequence]]:

@@ -228,9 +228,9 @@ def test_a_model_captures_between_batches_and_parks_without_graphs(tmp_path: Pat
     write_served("qwen3", tmp_path)
     model = load_writer_model(tmp_path, "random/writer", torch.device("cpu"), torch.float32)
     told, capture = Told(), FakeCapture()
-    assert not model.awaits_capture
+    assert [model.awaits_capture] == [False]
     model.keep_graphs(Graphs(capture, told.owner, most=8))
-    assert (model.awaits_capture, capture.made) == (True, [])
+    assert ([model.awaits_capture], capture.made) == ([True], [])
     while model.awaits_capture:
         model.capture_graph()
     assert told.events == ["captured"] * len(SEQUENCES)

@@ -107,10 +107,9 @@ def decode_steps() -> None:
     ):
         pages = of(9, kv_heads, size, PAGE, dtype=dtype), of(9, kv_heads, PAGE, size, dtype=dtype)
         q, k, v = of(8, heads + 2 * kv_heads, size, dtype=dtype).split_with_sizes((heads, kv_heads, kv_heads), dim=1)
-        new = (k, v) if stores else (None, None)
         window, softcap = (5, 50.0) if is_all else (None, None)
         bias = of(heads, 2 * TOKENS + 1, dtype=dtype) if is_all else None
-        paged_triton.attend(q, *new, pages, cu_keys, numbers, 0.1, window, bias, softcap)
+        paged_triton.attend(q, k if stores else None, v if stores else None, pages, cu_keys, numbers, 0.1, window, bias, softcap)
 
 
 def distances() -> None:
@@ -158,7 +157,7 @@ def _widths(operation: str, ptx: str) -> list[int]:
 
 def _resources(cubin: bytes, capability: int) -> dict[str, int]:
     """Registers, and bytes of stack, which hold spilled registers and the tables of large sines."""
-    folder = Path(importlib.import_module("triton").__file__).parent / "backends/nvidia/bin"
+    folder = Path(str(importlib.import_module("triton").__file__)).parent / "backends/nvidia/bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

@@ -29,7 +29,7 @@ from libs.models.packed import Packed
 from libs.models.text.registry import build_encoder
 from libs.models.weights import TensorFile
 from libs.models.work import InputSequence
-from tests.parity.checkpoints import SentenceFiles, write_checkpoint
+from tests.parity.checkpoints import Pooling, SentenceFiles, write_checkpoint
 from tests.support.device import no_synchronization
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -54,7 +54,7 @@ def forward_of(encoder: PackedEncoder, buffer: Tensor, bucket: Bucket = BUCKET) 
     return encoder.forward(whole_batch(buffer, bucket, typed=False))
 
 
-def model_of(directory: Path, pooling: str) -> PackedModel:
+def model_of(directory: Path, pooling: Pooling) -> PackedModel:
     write_checkpoint("modernbert", directory, hidden=256, heads=4, layers=4, sentence=SentenceFiles(pooling=pooling))
     return load_model(directory, "org/graphed", DEVICE, torch.bfloat16)
 
@@ -214,7 +214,10 @@ def test_a_models_vectors_come_from_its_graphs(tmp_path: Path, pooling: str) -> 
 @torch.inference_mode()
 def test_dropped_graphs_give_their_memory_back(tmp_path: Path) -> None:
     encoder = encoder_of(tmp_path, torch.bfloat16)
-    captured(encoder)  # warms up all that stays
+    warm = CudaCapture(DEVICE)
+    kept = [captured(encoder, warm) for _ in range(3)]  # warms up all that stays
+    warm.drop()
+    del warm, kept
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()

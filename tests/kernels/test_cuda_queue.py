@@ -87,6 +87,7 @@ def test_results_are_read_ahead_of_a_batch_that_was_launched_since() -> None:
     queue = CudaQueue(torch.device("cuda"))
     queue.begin()
     values = torch.arange(1000, device="cuda").float()
+    values.nonzero()  # its kernels are loaded at their first use, which waits for the device
     first = queue.submit([])
     first.wait()
     queue.begin()

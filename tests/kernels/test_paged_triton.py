@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -97,7 +98,7 @@ def test_a_step_equals_attention_over_gathered_pages(
 def check(case: Case, window: int | None, biased: bool, softcap: float | None, bound: float) -> None:
     """The result, and the pages after it."""
     bias = case.bias if biased else None
-    sight = {"scale": 0.2, "causal": True, "window": window, "bias": bias, "softcap": softcap}
+    sight: dict[str, Any] = {"scale": 0.2, "causal": True, "window": window, "bias": bias, "softcap": softcap}
     before = [tensor.clone() for tensor in case.memory]
     found = paged.attend(case.q, case.k, case.v, case.memory, case.where, **sight)
     wanted = varlen_attention(

@@ -188,9 +188,9 @@ def test_the_store_is_stale_when_half_of_its_graphs_are() -> None:
     store: GraphStore[str] = GraphStore(most=2)
     assert not store.is_stale(now=5 * STALE_FORWARDS)
     store.add("a", "first", now=1)
-    assert not store.is_full
+    assert [store.is_full] == [False]
     store.add("b", "second", now=2)
-    assert store.is_full
+    assert [store.is_full] == [True]
     assert store.use("a", now=3) is not None
     assert not store.is_stale(now=1 + STALE_FORWARDS)
     assert store.is_stale(now=2 + STALE_FORWARDS), "b was used last at 2"
@@ -476,7 +476,7 @@ def test_two_answers_of_one_graph_may_be_on_their_way(kept: Kept) -> None:
     for one, vectors in zip(flying, wanted, strict=True):
         assert one is not None
         assert one.copy is not None
-        np.testing.assert_allclose(one.copy.wait()[0], vectors[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(one.copy.wait()[0], np.asarray(vectors[0]), rtol=1e-4, atol=1e-5)
 
 
 def test_small_models_have_larger_graphs() -> None:

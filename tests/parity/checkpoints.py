@@ -24,6 +24,7 @@ transformers.logging.disable_progress_bar()
 Kind = str
 """A key of RECIPES."""
 
+Pooling = Literal["cls_token", "mean_tokens", "max_tokens", "lasttoken", "weightedmean_tokens"]
 Head = Literal["base", "masked_lm", "causal_lm", "sequence_classification", "token_classification"]
 
 _AUTO_CLASSES = {
@@ -39,7 +40,7 @@ _AUTO_CLASSES = {
 class SentenceFiles:
     """What sentence-transformers adds to a directory. `pooling` and `activation` are named as its own configs name them."""
 
-    pooling: Literal["cls_token", "mean_tokens", "max_tokens", "lasttoken", "weightedmean_tokens"] = "mean_tokens"
+    pooling: Pooling = "mean_tokens"
     dense: int | None = None
     activation: str = "torch.nn.modules.activation.Tanh"
     normalize: bool = True

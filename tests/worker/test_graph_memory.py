@@ -260,18 +260,18 @@ async def test_a_worker_that_has_ended_grants_nothing(tmp_path: Path) -> None:
 async def test_a_leaving_model_captures_nothing_and_a_failure_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with graphed(tmp_path) as (r, _):
         await loaded(r, "org/a", "org/b")
-        assert not r.graphs.is_pending
+        assert [r.graphs.is_pending] == [False]
         r.graphs.run()
         a, b = (model_of(r, name) for name in ("org/a", "org/b"))
         a.awaits_capture = True
         resident = r.serving("org/a")
         assert resident is not None
         resident.leaving = True
-        assert not r.graphs.is_pending
+        assert [r.graphs.is_pending] == [False]
         r.graphs.run()
         assert a.awaits_capture
         b.awaits_capture, b.error = True, RuntimeError("reset failed")
-        assert r.graphs.is_pending
+        assert [r.graphs.is_pending] == [True]
         with caplog.at_level(logging.ERROR):
             r.graphs.run()
         assert "a CUDA graph could not be captured" in caplog.text

@@ -52,7 +52,8 @@ class CudaGraph:
 
     def __init__(self, graph: torch.cuda.CUDAGraph, buffer: Tensor, output: Tensor, copies: torch.cuda.Stream, size: int) -> None:
         self.buffer, self.bytes, self.is_dropped = buffer, size, False
-        self._graph, self._output, self._copies = graph, output, copies
+        self._graph: torch.cuda.CUDAGraph | None = graph
+        self._output, self._copies = output, copies
         self._pinned = _pinned_like(buffer)
         self._inputs: Ids = self._pinned.numpy()
         self._copied, self._ran = (torch.cuda.Event() for _ in range(2))  # type: ignore[no-untyped-call]
@@ -70,6 +71,8 @@ class CudaGraph:
             self.buffer.copy_(self._pinned, non_blocking=True)
             self._copied.record()
         computing.wait_event(self._copied)
+        if self._graph is None:
+            raise RuntimeError("the graph is dropped")
         self._graph.replay()
         self._ran.record(computing)
         return self._output
@@ -84,12 +87,13 @@ class CudaGraph:
         return CudaCopy(answer, copied)
 
     def drop(self) -> None:
-        if not self.is_dropped:
+        if self._graph is not None:
             self.is_dropped = True
             with suppress(RuntimeError):  # of a device that is lost, which its next use says
                 self._ran.synchronize()  # another batch may have been launched since it was replayed
             self._graph.reset()
-            # A graph that a caller still holds must not keep the pool's memory.
+            # A graph that a caller still holds must not keep the pool's memory, nor torch's for random numbers in graphs.
+            self._graph = None
             self.buffer = self._output = torch.empty(0, dtype=torch.int32)
 
 
