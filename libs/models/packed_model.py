@@ -28,7 +28,7 @@ from libs.models.loaded.peft import Names
 from libs.models.loaded.probe import activation_bytes_per_token, image_bytes
 from libs.models.loaded.tasks import add_own_adapters
 from libs.models.loaded.tiers import Arena, ParkedModel, copying, sharing, tensors_of
-from libs.models.packed import Packed, Rows
+from libs.models.packed import Packed
 from libs.models.pending import DeviceQueue, Submission
 from libs.models.processor import Processor, Tokens
 from libs.models.recall import Find, Recall
