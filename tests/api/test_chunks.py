@@ -35,7 +35,7 @@ def test_skipped_items_have_no_chunks(router: FakeRouter) -> None:
 
 
 def test_a_request_has_the_contexts_and_spans_of_its_own_items(router: FakeRouter) -> None:
-    spans = [[(0, 3)], [Span(1, 2, "c")], [(0, 4), (5, 9)]]
+    spans: list[list[Span | tuple[int, int]]] = [[(0, 3)], [Span(1, 2, "c")], [(0, 4), (5, 9)]]
     with shoal.Client(router.address, request_items=2) as client:
         client.encode(MODEL, TEXTS, chunking=Chunking("spans", contexts=["a", "b", ""], spans=spans))
     requests = [call.request for call in router.calls if isinstance(call.request, inference_pb2.EncodeRequest)]

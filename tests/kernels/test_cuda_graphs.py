@@ -187,8 +187,8 @@ def test_a_replay_and_its_copy_do_not_wait_for_the_device(tmp_path: Path) -> Non
     assert np.isfinite(copy.wait()).all()
 
 
-@pytest.mark.parametrize("pooling", ["mean_tokens", "cls_token", "lasttoken", "weightedmean"])
-def test_a_models_vectors_come_from_its_graphs(tmp_path: Path, pooling: str) -> None:
+@pytest.mark.parametrize("pooling", ["mean_tokens", "cls_token", "lasttoken", "weightedmean_tokens"])
+def test_a_models_vectors_come_from_its_graphs(tmp_path: Path, pooling: Pooling) -> None:
     """The whole way: expected shapes are captured after the load, with the head, and checked."""
     model = model_of(tmp_path, pooling)
     batches = [sequences(12), sequences(20), sequences(16, 20, 3)]  # of the buckets that are captured after a load

@@ -61,7 +61,7 @@ def test_late_chunks_depend_on_their_text_and_on_no_other(client: shoal.Client) 
 
 
 def test_spans_and_contexts(client: shoal.Client) -> None:
-    spans = [[(0, 3), Span(4, 12, "Here: ")], [Span(0, 13)], [(0, 12), (11, 14)]]
+    spans: list[list[Span | tuple[int, int]]] = [[(0, 3), Span(4, 12, "Here: ")], [Span(0, 13)], [(0, 12), (11, 14)]]
     asked = Chunking("spans", spans=spans, contexts=["Title. ", "", ""])
     result = client.encode(MINILM, TEXTS, chunking=asked)
     assert [[(chunk.start, chunk.end) for chunk in own] for own in result.chunks] == [
@@ -94,7 +94,7 @@ def test_many_texts_are_streamed_as_jobs(client: shoal.Client) -> None:
     assert result.chunks.offsets[-1] == len(result.dense)
     last = client.encode(MINILM, many[-1:], chunking=Chunking("tokens", max_tokens=8))
     assert np.array_equal(np.asarray(last.chunks.starts), np.asarray(result.chunks.starts)[-len(last.dense) :])
-    assert relative_error(np.asarray(last.dense), np.asarray(result.dense)[-len(last.dense) :]) <= 1e-5
+    assert relative_error(np.asarray(last.dense, np.float32), np.asarray(result.dense, np.float32)[-len(last.dense) :]) <= 1e-5
 
 
 def test_skipped_items_have_no_chunks(client: shoal.Client) -> None:
