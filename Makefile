@@ -28,7 +28,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 QUIET := PYTHONWARNINGS=ignore::UserWarning
 
 .DEFAULT_GOAL := help
-.PHONY: help native telemetry-check dashboards chart demo example test chaos wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-writing bench-mixed bench-hostile bench-images bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean bench-edge eval-published edge-fuzz edge-idle console-check integrations
+.PHONY: help native telemetry-check dashboards chart demo example test chaos images-check wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-writing bench-mixed bench-hostile bench-images bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean bench-edge eval-published edge-fuzz edge-idle console-check integrations
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -112,6 +112,9 @@ sbom: $(VENV)/.dev ## Write a CycloneDX bill of materials of each image's runtim
 
 k8s-check: $(VENV)/.dev k8s-tools ## Render k8s/ and charts/ and test them: equality, schemas, policies, images, the overlay kind-cpu as processes
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/k8s $(ARGS)
+
+images-check: $(VENV)/.dev k8s-tools ## Build the images, start the overlay kind-cpu from them as pods, and upgrade it under traffic (root; buildah, podman)
+	$(BIN)/python -m tests.images $(ARGS)
 
 cluster-check: $(VENV)/.dev k8s-tools ## Apply k8s/ to a real API server (KUBEBUILDER_ASSETS, or Docker with kind), run it, and scale 0 → 1 → N → 0
 	$(BIN)/python -m tests.cluster $(ARGS)

@@ -148,7 +148,7 @@ def channel_options(address: str, tls: Tls | None) -> list[tuple[str, str | int]
         ("grpc.keepalive_permit_without_calls", 1),
         # A restarted router is found again soon, and one that drops packets is given up for the next address.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        # gRPC asks for a name again 30 s after the last time at the earliest: a router that took another's place was found 17 s late.
+        # gRPC asks for a name again after 30 s at the earliest: a router that took another's place was found 17 s late.
         ("grpc.dns_min_time_between_resolutions_ms", 1_000),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.min_reconnect_backoff_ms", 2_000),
