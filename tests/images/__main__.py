@@ -153,9 +153,8 @@ def _confinement(engine: Engine, pods: dict[str, ContainerPod], faults: list[str
     rows: list[dict[str, object]] = []
     for name, pod in pods.items():
         applied, asked = pod.applied(), pod.asked()
-        for what in asked:
-            if applied[what] != asked[what]:
-                faults.append(f"{name}: {what} is {applied[what]}, the manifest asks for {asked[what]}")
+        differing = [what for what in asked if applied[what] != asked[what]]
+        faults += [f"{name}: {what} is {applied[what]}, the manifest asks for {asked[what]}" for what in differing]
         row: dict[str, object] = {"pod": name, **applied}
         if name != "redis":
             row["HEALTHCHECK"] = _healthcheck(engine, pod)

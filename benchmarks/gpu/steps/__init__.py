@@ -41,7 +41,7 @@ class Step:
 
 
 STEPS: Final = (
-    Step("smoke", 60, "one launch of each kind of thing that only a GPU can show", _MODELS, is_timed=False),
+    Step("smoke", 120, "one launch of each kind of thing that only a GPU can show", _MODELS, is_timed=False),
     Step("kernels", 240, "every kernel against its definition, compiled for this GPU", ("libs", "tests/kernels"), is_timed=False),
     Step("parity", 180, "every family in float32 and bfloat16 against transformers", _MODELS, is_timed=False),
     Step("latency", 90, "one query of 12 tokens: p50 and p99", _MODELS),
