@@ -135,7 +135,7 @@ def test_rows_of_embeddings_take_the_place_of_ids(tmp_path: Path, kind: str) -> 
 def test_two_encoders_in_one_model(embedder: PackedModel) -> None:
     encoder = patch_encoder()
     model = joined(embedder, Trunk(encoder, {"image": PooledHead(("mean",), ())}))
-    assert set(model.heads) == {"dense", "image"}
+    assert set(model.heads) == {"dense", "dense_spans", "image"}
     assert model.bytes == embedder.bytes + encoder.bytes
     assert model.probe() >= embedder.probe()
     images = of_images(9, 4, 25)
